@@ -7,10 +7,11 @@ says why through a pipe, and the launcher then ends the others. With `--elastic`
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 
 from ringfeed.sharding.errors import ConfigError
@@ -27,9 +28,9 @@ from .launching.hosts import WantedHosts
 from .launching.local_cluster import LocalCluster
 from .launching.process_group import ProcessGroup, ringfeed_command, run_together
 from .launching.ray_ranks import run_on_ray
-from .launching.restarts import Restarts, WantedRanks
+from .launching.restarts import Restarts
 from .launching.supervisor import Supervisor
-from .ring.horovod import local_ranks, ranks_on
+from .ring.horovod import ranks_on
 from .ring.tf_config import local_workers
 from .ring.world import host_groups, refuse_settings
 from .train import add_arguments as add_train_arguments
@@ -54,8 +55,9 @@ same command resumes), Ctrl-C ends at once. The ranks end with the launcher, how
 --elastic replaces a rank that dies. The others keep their processes: they go on from the last commit in memory, which
 loses at most checkpoint.commit_steps steps (null: every_steps), and let the new rank in when it is ready. Where all
 die or stall, they start again from the newest checkpoint. Three failures without progress, or three in one place within
-a minute after the rank joined, lower the number of ranks by one, down to --min-ranks. The number in --ranks-file may
-change: ranks then join or leave, which loses no step. Every sample counts once an epoch, on any number of ranks.
+a minute after the rank joined, lower the number of ranks by one, down to --min-ranks. A --hosts-file, also one with a
+line such as localhost:4, may change: ranks then join or leave, which loses no step. Every sample counts once an epoch,
+on any number of ranks.
 
 -n starts the workers of backend=multi_worker, too, which needs no Horovod.
 
@@ -86,9 +88,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--min-ranks", type=int, default=1, metavar="M", help="with --elastic: fewest ranks to go on with [1]"
     )
     parser.add_argument(
-        "--ranks-file", metavar="FILE", help="with --elastic: a file with the number of ranks, which may change"
-    )
-    parser.add_argument(
         "--ray", metavar="ADDRESS", help="start the ranks on the Ray cluster at ray://HOST:PORT, or on `auto`"
     )
     parser.add_argument(
@@ -104,9 +103,7 @@ def run(args: argparse.Namespace) -> int:
     train = _train_arguments(args)
     config = _checked(args, train)
     if train is not None and (train.print_config or train.dry_run):
-        train.ranks = args.ranks
-        if not train.ranks and (args.hosts or args.hosts_file):
-            train.ranks = _wanted_hosts(args).number
+        train.ranks = args.ranks if args.workers is not None else _wanted_hosts(args).number
         return run_train(train)
     signals = LauncherSignals()
     with signals.listening():
@@ -127,44 +124,23 @@ def _launched(args: argparse.Namespace, config: TrainConfig | None, signals: Lau
     if args.ray is not None:
         return run_on_ray(args.ray, args.ranks, args.program, signals)
     command = ringfeed_command(args.program)
-    if args.hosts or args.hosts_file:
-        return _launched_on_hosts(args, config, command, signals)
     if args.workers is not None:
         return LocalCluster(args.ps or 1, args.workers, command, signals).run()
-    if not args.elastic or config is None:
-        is_multi_worker = config is not None and config.backend == MULTI_WORKER
-        places = local_workers(args.ranks) if is_multi_worker else local_ranks(args.ranks)
-        return run_together(ProcessGroup(command), places, signals)
-    wanted = WantedRanks(args.ranks_file, args.ranks)
-    restarts = Restarts(ranks=wanted.number, least=args.min_ranks, url=str(config.checkpoint.url))
-    return Supervisor(
-        processes=ProcessGroup(command),
-        places=lambda hosts: local_ranks(len(hosts)),
-        wanted=wanted,
-        restarts=restarts,
-        signals=signals,
-        patience_seconds=config.watchdog_seconds,
-    ).run()
-
-
-def _launched_on_hosts(
-    args: argparse.Namespace, config: TrainConfig | None, command: Sequence[str], signals: LauncherSignals
-) -> Ending:
-    """Run ranks on several hosts to their end."""
-    wanted = _wanted_hosts(args)
-    group: HostGroup[int] = HostGroup(command, list(wanted.hosts), config.lost_seconds if config else _LOST_SECONDS)
-
-    def places(hosts: Sequence[str]) -> AbstractContextManager[list[dict[str, str]]]:
-        return ranks_on(hosts, group.address, group.peers)
-
+    wanted, group = _wanted_hosts(args), ProcessGroup[int](command)
+    places: Callable[[Sequence[str]], AbstractContextManager[Sequence[dict[str, str]]]] = ranks_on
+    if args.hosts or args.hosts_file:
+        lost_seconds = config.lost_seconds if config else _LOST_SECONDS
+        group = remote = HostGroup[int](command, list(wanted.hosts), lost_seconds)
+        places = functools.partial(ranks_on, address=remote.address, peers=remote.peers)
+    elif config is not None and config.backend == MULTI_WORKER:
+        places = local_workers
     if not args.elastic or config is None:
         return run_together(group, places(wanted.by_rank()), signals)
-    restarts = Restarts(ranks=wanted.number, least=args.min_ranks, url=str(config.checkpoint.url))
     return Supervisor(
         processes=group,
         places=places,
         wanted=wanted,
-        restarts=restarts,
+        restarts=Restarts(ranks=wanted.number, least=args.min_ranks, url=str(config.checkpoint.url)),
         signals=signals,
         patience_seconds=config.watchdog_seconds,
     ).run()
@@ -180,14 +156,16 @@ def _train_arguments(args: argparse.Namespace) -> argparse.Namespace | None:
 
 
 def _wanted_hosts(args: argparse.Namespace) -> WantedHosts:
-    return WantedHosts(args.hosts_file, args.hosts or "", args.ranks or None)
+    """The hosts of a run; with -n alone this machine."""
+    here = args.hosts_file is None and args.hosts is None
+    return WantedHosts(args.hosts_file, f"localhost:{args.ranks}" if here else args.hosts or "", args.ranks or None)
 
 
 def _check_hosts(args: argparse.Namespace) -> None:
     if args.hosts and args.hosts_file:
         raise ConfigError("-H and --hosts-file both name the hosts: leave one out")
-    if args.ray is not None or args.workers is not None or args.ranks_file:
-        raise ConfigError("-H and --hosts-file go with -n and --elastic, not with --ray, --workers or --ranks-file")
+    if args.ray is not None or args.workers is not None:
+        raise ConfigError("-H and --hosts-file go with -n and --elastic, not with --ray or --workers")
     number = _wanted_hosts(args).number
     if args.ranks < 0 or args.ranks > number or not 1 <= args.min_ranks <= number:
         raise ConfigError(f"1 <= --min-ranks <= -n <= {number} must hold, the number of ranks that the hosts take")
@@ -210,8 +188,6 @@ def _checked(args: argparse.Namespace, train: argparse.Namespace | None) -> Trai
         raise ConfigError(
             "--ray goes with -n, not with --elastic or --workers: ringfeed launch --ray auto -n 2 train ..."
         )
-    if args.ranks_file and not args.elastic:
-        raise ConfigError("--ranks-file needs --elastic")
     refuse_settings(os.environ)
     if train is None:
         if args.workers is not None:
@@ -232,5 +208,5 @@ def _checked(args: argparse.Namespace, train: argparse.Namespace | None) -> Trai
     if has_hosts and config.backend != HOROVOD:
         raise ConfigError(f"-H goes with backend=horovod; start backend={config.backend} by TF_CONFIG: docs/ranks.md")
     if config.sync.hierarchical:
-        host_groups(_wanted_hosts(args).by_rank() if has_hosts else ["here"] * args.ranks)
+        host_groups(_wanted_hosts(args).by_rank())
     return config

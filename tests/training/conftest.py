@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 from ringfeed.sharding import BuildOptions, build
-from ringfeed.training.ring.horovod import local_ranks
+from ringfeed.training.ring.horovod import ranks_on
 from tests.helpers.lean import lean_environment
 from tests.helpers.warm import WarmProcess, WarmServer, warm_server
 from tests.servers.sharing import shared
@@ -177,7 +177,7 @@ def run_on_ranks(warm: WarmServer, tmp_path_factory: pytest.TempPathFactory) -> 
         words: Sequence[str], ranks: int, folder: Path, environ: Mapping[str, str] | None = None
     ) -> tuple[int, str]:
         output = tmp_path_factory.mktemp("ranks") / "output.txt"
-        with local_ranks(ranks) as environments:
+        with ranks_on(["localhost"] * ranks) as environments:
             processes = [
                 warm.start(words, folder=folder, output=output, environ={**(environ or {}), **each})
                 for each in environments

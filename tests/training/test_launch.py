@@ -199,20 +199,20 @@ def test_under_horovodrun_the_other_rank_goes_on_and_ends_the_run(run_folder: Pa
 def test_campaign_of_kills_and_joins(run_folder: Path) -> None:
     """Fifty kills, a third of them during the recovery from another, and joins, of up to four ranks."""
     random = Random("elastic")
-    (run_folder / "ranks").write_text("3")
-    process = _launch(run_folder, "-n", "3", "--elastic", "--ranks-file", "ranks", PAUSE="5", QUIET="-q")
+    (run_folder / "hosts").write_text("localhost:3")
+    process = _launch(run_folder, "--elastic", "--hosts-file", "hosts", PAUSE="5", QUIET="-q")
     kills, deaths, progress = 0, 0, 0
     while kills < 50:
         _wait_for_step(run_folder, progress + random.choice([1, EVERY, STEPS]), process)
         progress = max(saved_steps(run_folder / "run"))
-        victims = psutil.Process(process.pid).children()
+        victims = [rank for relay in psutil.Process(process.pid).children() for rank in relay.children()]
         for victim in random.sample(victims, min(len(victims), random.choice([1, 1, 2]))):
             with suppress(psutil.Error):
                 victim.kill()
                 kills += 1
             time.sleep(random.choice([0, 0.2, 1, 3]))  # detection, the next ring, the first step
         deaths += 1
-        (run_folder / "ranks").write_text(str(random.randint(2, 4)))
+        (run_folder / "hosts").write_text(f"localhost:{random.randint(2, 4)}")
     _wait_for_step(run_folder, progress + 2 * STEPS, process)
     stopped, stderr = _stop(process)
     begun = _assert_each_sample_once_an_epoch(run_folder, stopped)
@@ -280,8 +280,6 @@ def test_a_rank_that_stalls_is_named_with_its_place_and_all_end(run_folder: Path
             ["-n", "2", "train", "--config", "run.yaml", "--set", "sync.hierarchical=true"],
             "sync.hierarchical=true needs several hosts, and several ranks on one of them, got 2 ranks and one host",
         ),
-        (["-n", "2", "--ranks-file", "x", "train", "--config", "run.yaml"], "--ranks-file needs --elastic"),
-        (["-n", "2", "--ranks-file", "x", "bench-ring"], "--ranks-file needs --elastic"),
     ],
 )
 def test_a_mistake_is_one_line_before_any_rank_starts(

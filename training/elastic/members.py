@@ -26,8 +26,7 @@ class Members(Protocol):
     def wait(self, step: int) -> bool:
         """Wait for a place in the next ring, and put it into the environment; return whether there is one.
 
-        Args:
-            step: that of this rank's newest commit, or -1.
+        `step` is that of this rank's newest commit, or -1.
         """
 
     def joined(self, rank: int, size: int) -> None:

@@ -54,15 +54,8 @@ def survive(
 ) -> dict[str, Any] | None:
     """Train until the run ends, in one ring after another; return its metrics, or None if this rank has to go.
 
-    Args:
-        members: tell this rank its place.
-        run: trains in a ring, resumes from the commits in a memory, and keeps its own there.
-        is_terminating: whether this process was asked to end.
-        environ: environment variables.
-
-    Raises:
-        Stopped: a rank was asked to end, and all have saved a checkpoint.
-        RingfeedError: training failed.
+    `run` trains in a ring, resumes from the commits in a memory, and keeps its own there; `is_terminating` says whether
+    this process was asked to end. Raises `Stopped` once a rank was asked to end, and all have saved a checkpoint.
     """
     world, memory = world_from_environment(environ), Memory()
     assert world is not None

@@ -27,7 +27,7 @@ _IN_RING = (Phase.JOINING, Phase.TRAINING)
 class ElasticRank:
     """A process of the run."""
 
-    host: str = ""  # name of its host; empty: this machine
+    host: str = ""  # name of its host
     slot: int  # its number on its host for life, such as that of its GPU
     phase: Phase = Phase.STARTING  # what it does
     step: int = -1  # that of its newest commit, or -1
@@ -46,9 +46,8 @@ class Group:
 
     wanted: int  # number of ranks
     least: int  # fewest ranks to train with
+    hosts: Mapping[str, int]  # number of ranks that each host takes, by its name
     members: dict[int, ElasticRank] = field(default_factory=dict)
-    # Number of ranks that each host takes, by its name; None: this machine takes all
-    hosts: Mapping[str, int] | None = None
     resting: Set[str] = frozenset()  # hosts that are not tried now
 
     def of(self, *phases: Phase) -> list[int]:
@@ -59,26 +58,23 @@ class Group:
     def missing(self) -> int:
         """How many processes to start."""
         missing = self.wanted - sum(map(self.has_place, self.members.values()))
-        return max(0, missing if self.hosts is None else min(missing, sum(map(self._room, self.hosts))))
+        return max(0, min(missing, sum(map(self._room, self.hosts))))
 
     def has_place(self, member: ElasticRank) -> bool:
         """Return whether a process stays: its host may not be wanted any more."""
-        if member.phase is Phase.LEAVING:
-            return False
-        return self.hosts is None or member.slot < self.hosts.get(member.host, 0)
+        return member.phase is not Phase.LEAVING and member.slot < self.hosts.get(member.host, 0)
 
     def _taken(self, host: str) -> set[int]:
         return {m.slot for m in self.members.values() if m.host == host and m.phase is not Phase.LEAVING}
 
     def _room(self, host: str) -> int:
-        assert self.hosts is not None
         return 0 if host in self.resting else max(0, self.hosts[host] - len(self._taken(host)))
 
     def free_host(self) -> str:
         """Return the first host that takes another process; `missing` says that there is one."""
-        return "" if self.hosts is None else next(host for host in self.hosts if self._room(host))
+        return next(host for host in self.hosts if self._room(host))
 
-    def free_slot(self, host: str = "") -> int:
+    def free_slot(self, host: str) -> int:
         """Return the lowest slot that no process has which stays: a host has a GPU for each rank that is wanted."""
         taken = self._taken(host)
         return next(slot for slot in range(len(taken) + 1) if slot not in taken)

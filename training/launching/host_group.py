@@ -37,19 +37,12 @@ _LOOPBACK = "127.0.0.1"
 
 @dataclass(slots=True, kw_only=True)
 class RemoteProcess(Process):
-    """A process behind a relay.
-
-    Attributes:
-        host: name of its host.
-        ended: its exit status, as the relay said.
-        words: what ssh has said.
-        silence_seconds: time after which ssh ends a connection whose host does not answer.
-    """
+    """A process behind a relay."""
 
     host: str
-    silence_seconds: float
-    ended: int | None = None
-    words: str = ""
+    silence_seconds: float  # time after which ssh ends a connection whose host does not answer
+    ended: int | None = None  # its exit status, as the relay said
+    words: str = ""  # what ssh has said
 
     @property
     def code(self) -> int | None:
@@ -81,19 +74,10 @@ class RemoteProcess(Process):
 
 
 class HostGroup(ProcessGroup[Key]):
-    """Processes of one command on several hosts.
+    """Processes of one command on several hosts, by the names that ssh knows; a ConfigError if there is no way to one.
 
-    Args:
-        command: program and arguments of each.
-        hosts: names of the hosts, as ssh knows them.
-        silence_seconds: time after which a host that does not answer is lost.
-
-    Attributes:
-        address: that of this machine, by which the hosts reach it.
-        peers: addresses of the hosts, by which this machine knows them, as they connect.
-
-    Raises:
-        ConfigError: there is no way to a host.
+    They reach this machine at its `address`; `peers` are theirs, as they connect. A host that does not answer for
+    `silence_seconds` is lost.
     """
 
     def __init__(self, command: Sequence[str], hosts: Sequence[str], silence_seconds: float) -> None:

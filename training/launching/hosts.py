@@ -20,12 +20,8 @@ _DISCARD_PORT = 9  # nothing is sent to it
 def parse_hosts(text: str, where: str) -> dict[str, int]:
     """Return the number of ranks for each host, from entries between commas or line ends, comments after ``#``.
 
-    Args:
-        text: entries such as ``h1:2``, ``h1 slots=2``, or ``h1`` for one rank.
-        where: what the text is, for the error.
-
-    Raises:
-        ConfigError: an entry is none, or a host is named twice.
+    Entries are such as ``h1:2``, ``h1 slots=2``, or ``h1`` for one rank. A ConfigError, which says `where` the text is
+    from, refuses others, and a host that is named twice.
 
     >>> parse_hosts("h1:2,h2", "-H")
     {'h1': 2, 'h2': 1}
@@ -43,19 +39,9 @@ def parse_hosts(text: str, where: str) -> dict[str, int]:
 
 
 class WantedHosts:
-    """The hosts that are wanted: those of a file, which may change, or a fixed list.
+    """The hosts that are wanted, with the ranks of each, and their `number`: of a file, which may change, or of a list.
 
-    Args:
-        path: path of the file; None for the list.
-        text: the list.
-        most: most ranks; None: as many as the hosts take.
-
-    Attributes:
-        hosts: number of ranks by host.
-        number: number of ranks.
-
-    Raises:
-        ConfigError: no host is named, or something else is.
+    There are `most` ranks; None: as many as the hosts take. A ConfigError says that no host is named, or what is none.
     """
 
     def __init__(self, path: str | None, text: str, most: int | None) -> None:
@@ -89,11 +75,7 @@ class WantedHosts:
 
 
 def address_towards(host: str) -> str:
-    """Return the address of this machine from which it reaches another one.
-
-    Raises:
-        ConfigError: the host has no address, or there is no way to it.
-    """
+    """Return the address of this machine from which it reaches another one; a ConfigError if there is no way to it."""
     name = host.rpartition("@")[2]
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:

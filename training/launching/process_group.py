@@ -45,24 +45,17 @@ class Lines:
 
 @dataclass(slots=True, kw_only=True)
 class Process:
-    """A process of the group.
-
-    Attributes:
-        report: how it said it would end; None: it has said nothing.
-        sources: its pipes and sockets that are still open.
-        channel: socket to it, for messages; None: it gets none.
-        host: name of its host; empty: this machine.
-        loss: why it cannot be reached, in words; None if it can.
-    """
+    """A process of the group."""
 
     popen: subprocess.Popen[bytes]
-    report: EndReport | None = None
-    sources: list[int | socket.socket] = field(default_factory=list)
-    channel: socket.socket | None = None
-    host: str = ""
+    report: EndReport | None = None  # how it said it would end
+    sources: list[int | socket.socket] = field(default_factory=list)  # its pipes and sockets that are still open
+    channel: socket.socket | None = None  # socket to it, for messages; None: it gets none
+    host: str = ""  # name of its host; empty: this machine
 
     @property
     def loss(self) -> str | None:
+        """Why it cannot be reached, in words; None if it can."""
         return None
 
     @property

@@ -30,15 +30,10 @@ Ended = tuple[int, EndReport | None]  # exit status, report
 
 
 def run_on_ray(address: str, size: int, command: Sequence[str], signals: LauncherSignals) -> Ending:
-    """Start the ranks, and wait for their end.
+    """Start ranks with these arguments of `ringfeed` at ``ray://HOST:PORT`` or ``auto``, and wait for their end.
 
-    Each rank takes a processor of the cluster, and a GPU if it has as many. A ConfigError says that Ray is not
-    installed, or that the cluster is too small, a StorageError that none answers, a TrainingError that Horovod is not
-    installed, that a worker was lost, or that other work holds the processors.
-
-    Args:
-        address: of the cluster: ``ray://HOST:PORT`` of its client server, or ``auto``.
-        command: the arguments of `ringfeed` for each.
+    Each rank takes a processor of the cluster, and a GPU if it has as many. A RingfeedError says what is not installed,
+    that no cluster answers, that it is too small or busy, or that a worker was lost.
     """
     try:
         import ray

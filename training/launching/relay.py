@@ -30,23 +30,14 @@ _CODEC = "latin-1"  # any bytes, also a part of a character
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankRequest:
-    """What a relay runs.
-
-    Attributes:
-        command: program and arguments.
-        folder: where to run it.
-        environment: variables beside those of this host.
-        launcher: address of the launcher, as this host sees it.
-        silence_seconds: time without a word from the launcher, after which the rank ends.
-        has_channel: whether the rank exchanges messages with the launcher.
-    """
+    """What a relay runs."""
 
     command: Sequence[str]
-    folder: str
-    environment: Mapping[str, str]
-    launcher: str
-    silence_seconds: float
-    has_channel: bool
+    folder: str  # where to run it
+    environment: Mapping[str, str]  # variables beside those of this host
+    launcher: str  # address of the launcher, as this host sees it
+    silence_seconds: float  # time without a word from the launcher, after which the rank ends
+    has_channel: bool  # whether the rank exchanges messages with the launcher
 
     def encode(self) -> bytes:
         """Return it as a line."""

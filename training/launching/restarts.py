@@ -2,45 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Hashable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from ringfeed.sharding.errors import ConfigError, RingfeedError, StorageError
+from ringfeed.sharding.errors import StorageError
 from ringfeed.sharding.storage.retry import RetryPolicy
-from ringfeed.sharding.storage.untrusted_files import read_untrusted
 from ringfeed.training.checkpoint.store import CheckpointStore
 
 _TRIES = 3  # without a new checkpoint, or of one place
-_MOST_BYTES = 1 << 10  # the file holds one number
 _SHORT_SECONDS = 60.0  # a rank that lived this long in a ring was worth its start
-
-
-class WantedRanks:
-    """The number of ranks that is wanted: that of a file, which may change, or a fixed one; all are on this machine.
-
-    A ConfigError says that the file holds something else.
-    """
-
-    hosts = None
-
-    def __init__(self, path: str | None, number: int) -> None:
-        self._path, self.number = path, number
-        self.has_changed()
-
-    def has_changed(self) -> bool:
-        """Read the file, and return whether its number is another one; an empty file is one that is being written."""
-        if self._path is None:
-            return False
-        try:
-            text = read_untrusted(self._path, _MOST_BYTES).decode(errors="replace").strip()
-        except RingfeedError as error:
-            raise ConfigError(f"--ranks-file: {error}") from error
-        if text and not (re.fullmatch("[0-9]{1,6}", text) and int(text) >= 1):
-            raise ConfigError(f"--ranks-file: {self._path} must hold a number of ranks, got {text[:40]!r}")
-        before, self.number = self.number, int(text or self.number)
-        return self.number != before
 
 
 @dataclass(slots=True, kw_only=True)
@@ -58,15 +29,10 @@ class Restarts:
     def after_failure(
         self, line: str, step: int = -1, slot: Hashable = 0, lived_seconds: float = _SHORT_SECONDS
     ) -> str | None:
-        """Count a failure, and decide on the number of ranks; return why the run ends, or None if it goes on.
+        """Count a failure, `line`, and decide on the number of ranks; return why the run ends, or None if it goes on.
 
-        Three in a row without progress cost a rank. So do three of one slot, each soon after its rank joined: the
-        progress of the others would hide them.
-
-        Args:
-            line: how the ranks ended.
-            step: that of the newest commit among the ranks that live, or -1.
-            lived_seconds: time since the rank that died first joined a ring.
+        Three in a row without progress cost a rank: the newest commit among the ranks that live is of `step`, or -1. So
+        do three of one slot, each soon after its rank joined a ring: the progress of the others would hide them.
         """
         newest = self._newest
         with suppress(StorageError):  # the ranks notice themselves that their store is gone
@@ -81,7 +47,7 @@ class Restarts:
         if self._failures < _TRIES:
             how = f"within {_SHORT_SECONDS:.0f} s of a start in this place"
         self._failures = self._short_lives[slot] = 0
-        if self.ranks <= self.least:  # a file may ask for fewer
+        if self.ranks <= self.least:  # a file of hosts may ask for fewer
             return f"{line}; this was failure {_TRIES} in a row {how}"
         self.ranks -= 1
         return None

@@ -22,9 +22,9 @@ from .endings import Ending, LauncherSignals, cause_of_death
 from .group import ElasticRank, Group, Phase
 from .hosts import WantedHosts
 from .process_group import ProcessGroup
-from .restarts import Restarts, WantedRanks
+from .restarts import Restarts
 
-_FILE_SECONDS = 1.0  # between looks at --ranks-file or --hosts-file
+_FILE_SECONDS = 1.0  # between looks at --hosts-file
 _STALL_SECONDS = 1.0  # the ranks of a ring that has stalled come back at once
 _REST_SECONDS = 30.0  # between two tries of a host that cannot be reached
 _JOIN_SECONDS = 5.0  # ranks join within seconds, unless one of them has died
@@ -37,7 +37,7 @@ class Supervisor:
     processes: ProcessGroup[int]  # starts them
     # Serves a ring of ranks, by the host of each; yields their environments
     places: Callable[[Sequence[str]], AbstractContextManager[Sequence[Mapping[str, str]]]]
-    wanted: WantedRanks | WantedHosts  # the ranks that are wanted
+    wanted: WantedHosts  # the ranks that are wanted
     restarts: Restarts  # counts failures, and lowers the number of ranks
     signals: LauncherSignals  # the launcher's signals
     patience_seconds: float  # time that survivors have to rejoin; 0: no limit
@@ -49,7 +49,7 @@ class Supervisor:
     _has_failed: bool = False  # this ring
     _lost: set[int] = field(default_factory=set)  # processes of this ring that did not answer
     _deadline: float = float("inf")  # ranks that do not come back or join are killed then
-    _mistake: str = ""  # in --ranks-file or --hosts-file, at the last look
+    _mistake: str = ""  # in --hosts-file, at the last look
     _named_mistake: str = ""
     _ending: Ending | None = None
     _blamed: tuple[str, int] | None = None  # the host whose rank reported an error last, and the newest commit's step
@@ -120,9 +120,9 @@ class Supervisor:
 
     def _start(self) -> None:
         number, host = self._started, self._group.free_host()
-        slot, local_size = self._group.free_slot(host), (self._group.hosts or {}).get(host, self._group.wanted)
+        slot, local_size = self._group.free_slot(host), min(self._group.hosts[host], self._group.wanted)
         self._started += 1
-        environment = {"RINGFEED_SLOT": str(slot), "HOROVOD_RANK": str(slot), "HOROVOD_HOSTNAME": host or "localhost"}
+        environment = {"RINGFEED_SLOT": str(slot), "HOROVOD_RANK": str(slot), "HOROVOD_HOSTNAME": host}
         environment |= {"HOROVOD_SIZE": str(self._group.wanted), "HOROVOD_LOCAL_SIZE": str(local_size)}  # for now
         self._group.members[number] = member = ElasticRank(host=host, slot=slot)
         self.processes.start(number, environment, functools.partial(self._hear, member))

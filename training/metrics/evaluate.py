@@ -45,14 +45,9 @@ def evaluate(
 ) -> dict[str, Any]:
     """Score this rank's batches, and combine the results of all ranks (a collective).
 
-    Args:
-        predict: function from the inputs of a batch to the network's outputs, float32 [batch, outputs].
-        batches: `(inputs, target, weight)` of each batch; a weight of 0 marks padding. Of several datasets, by name.
-        metrics: names of the metrics; None: the default ones of the task.
-
-    Returns:
-        The number of `samples`, their mean `loss` (without options, or the user's own), and the metrics, in JSON's
-        types. Means are weighted by the samples' weights. Of several datasets, also the same of each, as ``datasets``.
+    `predict` makes outputs, float32 [batch, outputs], of the inputs of a batch, `(inputs, target, weight)`; a weight of
+    0 marks padding. Returned are the number of `samples`, their mean `loss` (without options, or the user's own), and
+    the metrics (None: the task's), in JSON's types, weighted by sample; of several datasets also those of each.
     """
     together, each = _Tally(target, metrics, own), dict[str, _Tally]()
     is_mixture = isinstance(batches, Mapping)

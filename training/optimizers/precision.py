@@ -16,22 +16,20 @@ import tensorflow as tf
 
 from .keras_doors import Tensor
 
-POLICIES = {"float32": "float32", "float16": "mixed_float16", "bfloat16": "mixed_bfloat16"}
+_POLICIES = {"float32": "float32", "float16": "mixed_float16", "bfloat16": "mixed_bfloat16"}
 
 
 @contextmanager
 def compute_dtype(precision: str) -> Iterator[None]:
-    """Make layers that are built in the body compute in a precision of `POLICIES`, and keep their variables in float32.
+    """Make layers that are built in the body compute in a precision, and keep their variables in float32.
 
     >>> with compute_dtype("bfloat16"):
     ...     layer = keras.layers.Dense(1)
     >>> layer.compute_dtype, layer.variable_dtype
     ('bfloat16', 'float32')
     """
-    if precision not in POLICIES:
-        raise ValueError(f"precision must be one of {', '.join(POLICIES)}, got {precision!r}")
     before = keras.config.dtype_policy()
-    keras.config.set_dtype_policy(POLICIES[precision])
+    keras.config.set_dtype_policy(_POLICIES[precision])
     try:
         yield
     finally:

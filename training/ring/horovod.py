@@ -10,7 +10,7 @@ import socket
 import threading
 from collections import Counter
 from collections.abc import Callable, Container, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
@@ -36,23 +36,14 @@ def require_horovod(size: int) -> Any:
         ) from error
 
 
-def local_ranks(size: int) -> AbstractContextManager[list[dict[str, str]]]:
-    """Serve a rendezvous for some ranks of this machine during the body, as `ranks_on` does."""
-    return ranks_on(["localhost"] * size)
-
-
 @contextmanager
 def ranks_on(
     hosts: Sequence[str], address: str = _LOOPBACK, peers: Container[str] | None = None
 ) -> Iterator[list[dict[str, str]]]:
-    """Serve a rendezvous for some ranks during the body, and yield the environment of each.
+    """Serve a rendezvous at an address for ranks during the body, and yield the environment of each, by its host.
 
-    On other hosts it lacks the interface by which a host reaches the others.
-
-    Args:
-        hosts: name of each rank's host; those of a host are side by side.
-        address: that of this machine at which to serve.
-        peers: addresses from which to take requests, also those that are added later; None: from all that reach it.
+    The ranks of a host are side by side. Requests from `peers` are taken, also from those that are added later; None:
+    all ranks are on this machine. Elsewhere the environment lacks the interface by which a host reaches the others.
     """
     try:
         gloo_run = import_module("horovod.runner.gloo_run")

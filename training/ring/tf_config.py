@@ -113,8 +113,8 @@ def free_ports(count: int) -> list[int]:
 
 
 @contextmanager
-def local_workers(size: int) -> Iterator[Sequence[dict[str, str]]]:
-    """Yield the environment of each of some workers of this machine, as `local_ranks` does for Horovod's ranks."""
-    addresses = tuple(f"127.0.0.1:{port}" for port in free_ports(size))
+def local_workers(hosts: Sequence[str]) -> Iterator[Sequence[dict[str, str]]]:
+    """Yield the environment of each of some workers of this machine, as `ranks_on` does for Horovod's ranks."""
+    addresses = tuple(f"127.0.0.1:{port}" for port in free_ports(len(hosts)))
     config = TaskConfig(tasks={WORKER: addresses}, kind=WORKER, index=0)
-    yield [config.environment(WORKER, index) for index in range(size)]
+    yield [config.environment(WORKER, index) for index in range(len(hosts))]

@@ -106,11 +106,8 @@ def _places(reports: Mapping[int, RankReport]) -> str:
 class Watchdog:
     """Watches the ranks of a run, which all make one (a collective), from a thread of its own.
 
-    Args:
-        seconds: time after which a rank counts as stalled.
-        end: ends this process; called with which rank has stalled, in that thread.
-        lost_seconds: time after which a rank that does not report counts as lost; None: `seconds`, and it has stalled.
-        lose: leaves this ring; called with the ranks that are lost, in that thread.
+    There it calls `end`, with which rank has stalled for `seconds`, to end this process, and `lose`, with the ranks
+    that have not reported for `lost_seconds`, to leave this ring.
     """
 
     def __init__(

@@ -36,25 +36,6 @@ _WINDOW = 5  # a slope is fitted over so many steps to either side: between two 
 _SKIPPED = 0.1  # the averages of this share of the steps, at the start, cover too few losses
 
 
-class ExponentialRise(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[misc]  # Keras ships no types
-    """A rate that rises by the same factor in each step, from `least` to `greatest`.
-
-    >>> rate = ExponentialRise(least=0.01, greatest=100.0, steps=5)
-    >>> [round(float(rate(step)), 4) for step in (0, 2, 4)]
-    [0.01, 1.0, 100.0]
-    """
-
-    def __init__(self, least: float, greatest: float, steps: int) -> None:
-        self.least, self.greatest, self.steps = float(least), float(greatest), int(steps)
-
-    def __call__(self, step: Any) -> Any:
-        slope = math.log(self.greatest / self.least) / (self.steps - 1)
-        return self.least * keras.ops.exp(keras.ops.cast(step, "float32") * slope)
-
-    def get_config(self) -> dict[str, Any]:
-        return {"least": self.least, "greatest": self.greatest, "steps": self.steps}
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RangeTest:
     rates: tuple[float, ...]  # `optimizer.learning_rate` of each step
@@ -119,7 +100,7 @@ def find_learning_rate(config: TrainConfig, ring: Ring, check: Callable[[], bool
     """
     config = replace(config, checkpoint=CheckpointConfig(), output=OutputConfig(), track=TrackConfig())
     peak = build_schedule(config, 2**20).peak_value
-    rise = ExponentialRise(peak * _BELOW, peak * _ABOVE, _STEPS)
+    rise = keras.optimizers.schedules.ExponentialDecay(peak * _BELOW, _STEPS - 1, _ABOVE / _BELOW)
     assembly = assemble(config, ring, schedule=rise)
     ring.broadcast(list(assembly.parts.variables().values()))
     set_rank_seeds(assembly.parts.network, ring.rank)
@@ -138,7 +119,7 @@ def find_learning_rate(config: TrainConfig, ring: Ring, check: Callable[[], bool
         reports.emit(RunEnded(len(losses), epoch=0, is_finished=False))
     if not losses or not math.isfinite(losses[0]):
         raise TrainingError(
-            f"the loss is not finite at a learning rate of {rise.least:g}: check the data and the model, or lower "
+            f"the loss is not finite at a learning rate of {peak * _BELOW:g}: check the data and the model, or lower "
             "optimizer.learning_rate, around which the test searches"
         )
     scale = config.optimizer.learning_rate / peak  # base_batch_size

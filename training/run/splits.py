@@ -21,11 +21,7 @@ _VALIDATION = ("validation", "val", "valid", "dev")
 def with_splits(config: TrainConfig, manifests: Mapping[str, Manifest]) -> TrainConfig:
     """Return a configuration that names the split to evaluate on, and one to test on if that is another.
 
-    Args:
-        manifests: the datasets of the run by name.
-
-    Raises:
-        ConfigError: evaluations decide something, and there is only the split ``test`` to evaluate on.
+    A ConfigError says that evaluations decide something, and there is only the split ``test`` to evaluate on.
     """
     data, splits = config.data, {split for manifest in manifests.values() for split in manifest.splits}
     evaluated, tested = data.eval_split, data.test_split

@@ -155,20 +155,11 @@ class ServerTrainer(BaseTrainer):
         for _ in range(plan.steps_done):
             self._progress.advance()
         self._log.report(self.position.step, epoch, plan.most_ahead)
-        self._check_bound(plan)
         if is_stopping:
             self._stop()
         if self.position.epoch != epoch or self._progress.is_over:
             self._evaluate(epoch)
         self._save()
-
-    def _check_bound(self, plan: Plan) -> None:
-        options = self.config.parameter_server
-        if options.mode == "ssp" and plan.most_ahead > options.staleness:
-            raise TrainingError(
-                f"a worker was {plan.most_ahead} steps ahead of the slowest, but parameter_server.staleness is "
-                f"{options.staleness}: this is a defect of ringfeed"
-            )
 
     def _follow(self, epoch: int, plan: Plan) -> bool:
         """Let the workers do a plan, and return whether it was cut short, since the run shall stop."""

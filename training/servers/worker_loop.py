@@ -28,14 +28,9 @@ def make_worker_loop(
     loss_of: Loss,
     weight_scale: float,
 ) -> Any:
-    """Trace the loop, which makes updates as long as the board at the address gives it steps.
+    """Trace the loop, which makes updates of a network on servers as long as the board at the address gives it steps.
 
-    Args:
-        network: with variables on servers.
-        batches: a dataset with elements as the workers have them.
-        version: variable that counts the updates, of all workers.
-        clip_norm: as in `make_train_step`, of each worker's gradient.
-        weight_scale: factor of the samples' weights.
+    Elements of `batches` are as the workers have them. The variable `version` counts the updates of all workers.
     """
     spec = batch_spec(batches)
     update = _update(network, updates, version, clip_norm=clip_norm, loss_of=loss_of, weight_scale=weight_scale)

@@ -76,16 +76,8 @@ def make_train_step(
     and gradients need no check before. A step that does not count changes nothing but the loss scale. In the same way
     they agree on whether to stop.
 
-    Args:
-        network, optimizer, synchronizer, scale: what the step changes.
-        options: options of the step; None: the defaults.
-        read_clock: reads the time stamps of the metrics; None: they have none.
-        average: takes in the new weights.
-        replicas: do the step, each with its part of the batch.
-
-    Returns:
-        A function of `(inputs, target, weight)` of the local batch, and of 1.0 if this rank was asked to stop; every
-        rank must call it equally often.
+    It is a function of `(inputs, target, weight)` of the local batch, and of 1.0 if this rank was asked to stop; every
+    rank must call it equally often. `average` takes in the new weights; `replicas` each take a part of the batch.
     """
     options = options or StepOptions()
     step = _Step(network, optimizer, synchronizer, scale, options, read_clock, average)

@@ -31,9 +31,7 @@ class Agreement:
     variable that no step updates, such as one of a frozen layer, keeps its bits, which a mean of equal numbers need not
     have. In rounds, a moving average of the weights takes in what they lead to.
 
-    Attributes:
-        variables: what this rank holds; checkpoints keep it for every rank.
-        base: the values from which changes count, the same on all ranks.
+    Checkpoints keep the `variables`, which this rank holds, for every rank, and the `base` once.
     """
 
     def __init__(

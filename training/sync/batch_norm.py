@@ -48,10 +48,6 @@ def global_moments(ring: Ring, samples: Tensor, mean: Tensor, variance: Tensor) 
 
     With shares ``p_k = n_k / sum(n)`` of the samples: ``mean = sum(p_k m_k)``,
     ``variance = sum(p_k (v_k + (m_k - mean) ** 2))``. The gradient differentiates the sum of the ranks' losses.
-
-    Args:
-        samples: number of samples of this rank, scalar.
-        mean, variance: moments of this rank, [channels].
     """
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]  # TensorFlow ships no types

@@ -43,10 +43,8 @@ def _robust(options: FedAvgConfig, ranks: int) -> Callable[[Tensor], Tensor] | N
 class FedAvg(Periodic):
     """Rounds of `every` steps on each rank's own samples.
 
-    Args:
-        samples_before: from a step to how many samples this rank has trained on before it, since the run began; those
-            of a round are its weight in the mean.
-        robust: from the ranks' changes [ranks, n] to one for all, [n]; None: the weighted mean.
+    A rank's weight in the mean are the samples of its round, by `samples_before` a step since the run began. In place
+    of the weighted mean, `robust` makes one change for all, [n], of the ranks' changes, [ranks, n].
     """
 
     def __init__(

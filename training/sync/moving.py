@@ -26,15 +26,8 @@ class MovingAverage:
     Polyak and Juditsky (1992); the rule for the first steps is as in `tf.train.ExponentialMovingAverage`. The
     statistics of batch normalisation are averaged, too, for they belong to the weights that they were taken with.
 
-    Args:
-        network: the network, which is built.
-        decay: share of the average that a step keeps, in (0, 1).
-        warms_up: whether the first steps keep less, so that the initial weights are soon forgotten.
-
-    Attributes:
-        variables: the averages, as a checkpoint holds them.
-        statistics: averages whose weights the optimizer does not update; ranks may differ in them, as they do in
-            the statistics themselves.
+    The averages are the `variables`. Those of `statistics`, which the optimizer does not update, may differ between
+    ranks, as the statistics themselves do.
     """
 
     def __init__(self, network: Any, decay: float, *, warms_up: bool) -> None:

@@ -6,7 +6,6 @@ Tested in tests/training/step/test_train_step.py.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -80,7 +79,7 @@ class SyncRun:
         return self.config.compression.dense_steps(self.steps)
 
 
-class Synchronizer(ABC):
+class Synchronizer:
     """A method of keeping ranks in step. All ranks call every method, in the same order.
 
     >>> from ringfeed.training import EveryStep, SoloRing
@@ -125,7 +124,6 @@ class Synchronizer(ABC):
     def build(self, variables: Sequence[Variable], optimizer: Any = None) -> None:
         """Create the state for the trainable variables and the optimizer, which is built. Called once."""
 
-    @abstractmethod
     def reduce(self, sent: Exchange, step: Tensor) -> Exchange:
         """Return what this rank applies, and the means of the scalars, inside `tf.function`.
 
@@ -133,6 +131,7 @@ class Synchronizer(ABC):
             sent: this rank's gradients and scalars.
             step: the step's number, int64 scalar, the same on all ranks.
         """
+        raise NotImplementedError(f"{type(self).__name__}.reduce")
 
     def after_step(self, step: int) -> None:
         """Do what is due after a step, outside `tf.function`; `step` counts from 1."""

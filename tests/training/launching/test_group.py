@@ -6,14 +6,14 @@ from ringfeed.training.launching.group import ElasticRank, Group, Phase
 
 
 def _group(wanted: int, *members: ElasticRank, least: int = 1) -> Group:
-    return Group(wanted=wanted, least=least, members=dict(enumerate(members)))
+    return Group(wanted=wanted, least=least, hosts={"": 9}, members=dict(enumerate(members)))
 
 
 def test_a_process_that_leaves_gives_up_its_slot() -> None:
     group = _group(
         2, ElasticRank(slot=0, phase=Phase.TRAINING, rank=0), ElasticRank(slot=1, phase=Phase.LEAVING, rank=1)
     )
-    assert (group.missing, group.free_slot()) == (1, 1)
+    assert (group.missing, group.free_slot("")) == (1, 1)
 
 
 def test_rank_0_of_the_next_ring_has_the_newest_commit_and_newcomers_come_last() -> None:

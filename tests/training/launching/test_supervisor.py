@@ -13,7 +13,7 @@ import pytest
 from ringfeed.training.launching.endings import Ending, LauncherSignals
 from ringfeed.training.launching.hosts import WantedHosts
 from ringfeed.training.launching.process_group import ProcessGroup
-from ringfeed.training.launching.restarts import Restarts, WantedRanks
+from ringfeed.training.launching.restarts import Restarts
 from ringfeed.training.launching.supervisor import Supervisor
 
 RANK = """
@@ -33,8 +33,8 @@ def _places(hosts: Sequence[str]) -> Iterator[list[dict[str, str]]]:
 
 
 def _run(folder: Path, script: str, signals: LauncherSignals | None = None, hosts: str = "") -> Ending:
-    """Supervise ranks that run a script; `folder` holds the number of ranks, unless hosts are named."""
-    wanted = WantedHosts(None, hosts, None) if hosts else WantedRanks(str(folder / "ranks"), 1)
+    """Supervise ranks that run a script; a file in `folder` says how many, unless hosts are named."""
+    wanted = WantedHosts(None if hosts else str(folder / "hosts"), hosts, None)
     restarts = Restarts(ranks=wanted.number, least=1, url=str(folder / "run"))
     command, signals = [sys.executable, "-c", RANK + script, str(folder)], signals or LauncherSignals()
     return Supervisor(
@@ -50,16 +50,16 @@ def _run(folder: Path, script: str, signals: LauncherSignals | None = None, host
 def test_a_newcomer_that_dies_while_it_waits_does_not_end_the_ring_and_nor_does_a_mistake_in_the_file(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "ranks").write_text("2")
+    (tmp_path / "hosts").write_text("h:2")
     script = """
 channel.sendall(b'{"step": -1}\\n')
 if slot < 2:
     place = json.loads(channel.makefile().readline())["environment"]
     channel.sendall(json.dumps({"joined": int(place["HOROVOD_RANK"])}).encode() + b"\\n")
     (folder / f"joined-{os.getpid()}").touch()
-    (folder / "ranks").write_text("3")
+    (folder / "hosts").write_text("h:3")
     wait_for("died")  # a step that is longer than the launcher's patience
-    (folder / "ranks").write_text("many")
+    (folder / "hosts").write_text("h:many")
     time.sleep(3.5)
 elif not (folder / "died").exists():
     (folder / "died").touch()
@@ -70,7 +70,8 @@ else:
     assert _run(tmp_path, script) == Ending(status=0)
     assert capfd.readouterr().err == (
         "ringfeed launch: rank 2 ended with status 1; starting another instead\n"
-        f"ringfeed launch: --ranks-file: {tmp_path}/ranks must hold a number of ranks, got 'many'; going on as before\n"
+        f"ringfeed launch: {tmp_path}/hosts: needs each host once, as HOST or HOST:RANKS, got 'h:many'; "
+        "going on as before\n"
     )
     assert len(list(tmp_path.glob("joined-*"))) == 2  # the same processes to the end
 
@@ -78,7 +79,7 @@ else:
 def test_a_newcomer_that_dies_after_each_join_is_not_replaced_for_ever(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "ranks").write_text("2")
+    (tmp_path / "hosts").write_text("h:2")
     script = """
 lines = channel.makefile()
 def join(step):
@@ -151,14 +152,14 @@ class _SignalByFile(LauncherSignals):
 
 
 def test_a_terminated_run_ends_with_its_last_process_even_if_that_had_to_go_before(tmp_path: Path) -> None:
-    (tmp_path / "ranks").write_text("2")
+    (tmp_path / "hosts").write_text("h:2")
     script = """
 lines = channel.makefile()
 channel.sendall(b'{"step": -1}\\n')
 rank = int(json.loads(lines.readline())["environment"]["HOROVOD_RANK"])
 signal.signal(signal.SIGTERM, signal.SIG_IGN if rank else signal.SIG_DFL)
 channel.sendall(json.dumps({"joined": rank}).encode() + b"\\n")
-(folder / "ranks").write_text("1")
+(folder / "hosts").write_text("h:1")
 assert json.loads(lines.readline()) == {"regroup": True}
 channel.sendall(b'{"step": 5}\\n')
 if json.loads(lines.readline())["environment"] is None:

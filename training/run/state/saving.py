@@ -46,10 +46,9 @@ class Saver:
     def hold(self, *, is_over: bool) -> Iterator[None]:
         """Let no other run write to the store in the body, after a check that this one can.
 
-        A run that `is_over` has nothing to write, but perhaps something to remove.
-
-        A rank that goes on from a commit trains meanwhile: the rank that held the store may be on a host that is lost,
-        which only half a minute without its heartbeat shows.
+        A run that `is_over` has nothing to write, but perhaps something to remove. A rank that goes on from a commit
+        trains meanwhile: the rank that held the store may be on a host that is lost, which only half a minute without
+        its heartbeat shows.
         """
         if self._store is None or (is_over and not self._store.has_leftovers()):
             yield
@@ -68,11 +67,7 @@ class Saver:
                 self._acquired = None
 
     def settle(self) -> None:
-        """Wait until the store is held.
-
-        Raises:
-            RingfeedError: another run holds it.
-        """
+        """Wait until the store is held; a RingfeedError says that another run holds it."""
         if self._acquired is not None:
             self._acquired.result()
 
