@@ -195,7 +195,7 @@ class Cache:
             output.write(view)
 
         try:
-            with counters.busy("fetch"):
+            with counters.busy("fetch"), counters.waiting("fetch"):
                 done = stream(take)
                 output.flush()
         except (IncompleteError, StorageError):

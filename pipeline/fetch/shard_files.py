@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import time
 from collections.abc import Collection
 from dataclasses import dataclass
 from functools import partial
@@ -190,9 +191,11 @@ class SourceReader:
     def _fetch(self, path: str, size: int, kind: Latencies) -> pa.Buffer:
         if self._remote is not None:
             read = partial(_read_whole, self._storage, path)
-            return self._remote.call(read, kind, size, self._storage.locate(path))
+            with self._counters.waiting("fetch"):
+                return self._remote.call(read, kind, size, self._storage.locate(path))
         if not self._mapped:
-            return pa.py_buffer(self._storage.read(path))
+            with self._counters.waiting("fetch"):
+                return pa.py_buffer(self._storage.read(path))
         content = self._storage.map(path, will_need=False)  # refuses special files, which reading would wait for
         self._read_ahead(path, 0, size)
         return content
@@ -200,13 +203,16 @@ class SourceReader:
     def _read_ahead(self, path: str, start: int, stop: int) -> None:
         """Bring bytes ``[start, stop)`` of a mapped file into the page cache, before they are read there."""
         assert self._storage.local_path is not None
+        begun = time.perf_counter()
         with self._storage.errors("read", path):
-            read_into_page_cache(os.path.join(self._storage.local_path, path), start, stop)
+            if read_into_page_cache(os.path.join(self._storage.local_path, path), start, stop):
+                self._counters.add("fetch", wait=time.perf_counter() - begun)
 
     def _fetch_part(self, path: str, start: int, stop: int) -> bytes:
         assert self._remote is not None
         read = partial(self._storage.read_range, path, start, stop)
-        return self._remote.call(read, self._of_parts, stop - start, self._storage.locate(path))
+        with self._counters.waiting("fetch"):
+            return self._remote.call(read, self._of_parts, stop - start, self._storage.locate(path))
 
     def _refuse_part(self, error: OSError) -> None:
         """Raise a transient error, which reading the whole file would meet again after as long a wait."""

@@ -28,6 +28,7 @@ _METRICS = (
     ),
     ("bytes", "ringfeed_loader_bytes_total", "counter", "Bytes that passed a stage."),
     ("busy_seconds", "ringfeed_loader_busy_seconds_total", "counter", "Seconds of work of a stage, over all threads."),
+    ("cpu_seconds", "ringfeed_loader_cpu_seconds_total", "counter", "Seconds of work of a stage on a core."),
     ("wait_seconds", "ringfeed_loader_wait_seconds_total", "counter", "Seconds that a stage waited for another."),
     ("queue_depth", "ringfeed_loader_queue_depth", "gauge", "Items begun in a stage and not yet taken on."),
 )

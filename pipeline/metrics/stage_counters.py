@@ -29,8 +29,9 @@ class StageStats:
             ``quarantine``: left out.
         bytes: processed bytes.
         busy_seconds: seconds of work, over all threads.
-        wait_seconds: seconds spent waiting for the previous stage; in ``cache`` for another process to fetch a file; in
-            ``deliver`` for the consumer.
+        cpu_seconds: the part of `busy_seconds` on a core. The rest is a wait: for the store, a core or Python's lock.
+        wait_seconds: seconds spent waiting for the previous stage; in ``fetch`` for the store, as a part of
+            `busy_seconds`; in ``cache`` for another process to fetch a file; in ``deliver`` for the consumer.
         queue_depth: items begun and not yet handed on.
 
     >>> StageStats(items=3, busy_seconds=0.5).items
@@ -40,6 +41,7 @@ class StageStats:
     items: int = 0
     bytes: int = 0
     busy_seconds: float = 0.0
+    cpu_seconds: float = 0.0
     wait_seconds: float = 0.0
     queue_depth: int = 0
 
@@ -48,28 +50,37 @@ class StageStats:
 class Counters:
     """The counters of all stages. Any thread may add to them."""
 
-    _stages: dict[str, list[float]] = field(default_factory=lambda: {name: [0, 0, 0.0, 0.0, 0] for name in STAGES})
+    _stages: dict[str, list[float]] = field(default_factory=lambda: {name: [0, 0, 0.0, 0.0, 0.0, 0] for name in STAGES})
     _lock: threading.RLock = field(default_factory=threading.RLock)  # reentrant: a signal handler may interrupt `add`
 
     def __post_init__(self) -> None:
         renew_lock_in_forks(self)
 
     def add(
-        self, stage: str, *, items: int = 0, size: int = 0, busy: float = 0.0, wait: float = 0.0, queue: int = 0
+        self,
+        stage: str,
+        *,
+        items: int = 0,
+        size: int = 0,
+        busy: float = 0.0,
+        cpu: float = 0.0,
+        wait: float = 0.0,
+        queue: int = 0,
     ) -> None:
         """Add to a stage: items, bytes, seconds, and the change of its queue."""
         with self._lock:
             totals = self._stages[stage]
-            for column, amount in enumerate((items, size, busy, wait, queue)):
+            for column, amount in enumerate((items, size, busy, cpu, wait, queue)):
                 totals[column] += amount
 
     @contextmanager
     def busy(self, stage: str, *, items: int = 0, size: int = 0) -> Iterator[None]:
         """Count the time of a block as busy, and show the block in traces."""
-        start = time.perf_counter()
+        start, cpu_start = time.perf_counter(), time.thread_time()
         with annotate(stage):
             yield
-        self.add(stage, items=items, size=size, busy=time.perf_counter() - start)
+        busy, cpu = time.perf_counter() - start, time.thread_time() - cpu_start
+        self.add(stage, items=items, size=size, busy=busy, cpu=cpu)
 
     @contextmanager
     def waiting(self, stage: str) -> Iterator[None]:
@@ -84,7 +95,12 @@ class Counters:
         with self._lock:
             return {
                 name: StageStats(
-                    items=int(items), bytes=int(size), busy_seconds=busy, wait_seconds=wait, queue_depth=int(queue)
+                    items=int(items),
+                    bytes=int(size),
+                    busy_seconds=busy,
+                    cpu_seconds=cpu,
+                    wait_seconds=wait,
+                    queue_depth=int(queue),
                 )
-                for name, (items, size, busy, wait, queue) in self._stages.items()
+                for name, (items, size, busy, cpu, wait, queue) in self._stages.items()
             }

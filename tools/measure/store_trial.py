@@ -79,6 +79,15 @@ class StoreTrial:
         share = (threads - lower) / (upper - lower)
         return self.bytes_per_second[lower] * (1 - share) + self.bytes_per_second[upper] * share
 
+    def thread_seconds(self, reads: int, size: int, threads: float) -> float:
+        """Seconds, summed over threads, that so many of them take at once for some reads of `size` bytes in all.
+
+        >>> trial = StoreTrial(latency_seconds=0.1, bytes_per_second={1: 10.0, 4: 40.0}, sizes={}, read_seconds=())
+        >>> trial.thread_seconds(2, 100, 4)
+        10.2
+        """
+        return reads * self.latency_seconds + size * max(threads, 1.0) / self.rate_of(threads)
+
 
 def try_store(storage: Storage, shards: Sequence[ShardInfo], seconds: float) -> StoreTrial:
     """Read random parts of shards, first few bytes, then as many as come, with more and more reads at once.

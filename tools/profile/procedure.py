@@ -29,7 +29,7 @@ from ringfeed.tools.measure.training_trials import TrainingTrials, Workload, try
 from ringfeed.tools.predict.gains import ExpectedGain, MeasuredEpoch
 from ringfeed.tools.predict.settings import LoaderFacts, LoaderTrials
 from ringfeed.tools.report.profile_result import Profile, TriedKnob
-from ringfeed.tools.verdict.bottleneck import Knob, StageProfile, confirmed_stage, name_bottleneck, name_knob
+from ringfeed.tools.verdict.bottleneck import Knob, StageProfile, name_bottleneck, name_knob
 from ringfeed.tools.verdict.conclusion import Measured, conclude
 
 _LEAST_SHARE = 0.2  # of a part's time, whatever the parts before took
@@ -72,16 +72,13 @@ def investigate(loader: Loader, workload: Workload | None, url: str, request: Re
     with budget.part("loader") as seconds:
         trial = try_loader(loader, seconds, steps=request.steps, progress=request.progress)
     reading_seconds = trial.first_batch_seconds + trial.seconds
-    stages = _stages(loader.stats(), reading_seconds)
+    stages = _stages(loader.stats(), reading_seconds, trial.disk_bytes, store)
     stage = name_bottleneck(stages, parses=loader.undecoded and not loader.locates_features)
     knob = name_knob(stage, stages, loader, trial.disk_bytes, store)
     fetch = next(each for each in stages if each.name == "fetch")
     facts = LoaderFacts.of(loader, fetch.share, fetch.bytes / reading_seconds)
     with budget.part("parts") as seconds:
         parts = _try_parts(loader, store, knob, facts, trial, seconds, request)
-    if trial.disk_bytes < fetch.bytes / 2:  # else checking mapped shards reads them
-        stage = confirmed_stage(stage, parts.opening)
-    knob = name_knob(stage, stages, loader, trial.disk_bytes, store)
     training, slow = (None, None) if workload is None else _try_workload(workload, trial, budget, request)
     epoch_seconds = _epoch_seconds(loader, trial, facts, stage)
     figures = _figures(loader, trial, training, epoch_seconds, is_fetching=stage == "fetch")
@@ -299,16 +296,12 @@ def _try_knob(
     )
 
 
-def _stages(stats: Mapping[str, StageStats], seconds: float) -> tuple[StageProfile, ...]:
+def _stages(
+    stats: Mapping[str, StageStats], seconds: float, disk_bytes: int, store: StoreTrial | None
+) -> tuple[StageProfile, ...]:
+    from_disk = disk_bytes >= max(stats["fetch"].bytes + stats["cache"].bytes, 1) / 2
     return tuple(
-        StageProfile(
-            name=name,
-            items=entry.items,
-            bytes=entry.bytes,
-            busy_seconds=entry.busy_seconds,
-            wait_seconds=entry.wait_seconds,
-            share=entry.busy_seconds / seconds,
-        )
+        StageProfile.of(name, entry, seconds, from_disk=from_disk, store=store)
         for name, entry in stats.items()
         if entry.items or name not in CACHE_STAGES + FAULT_STAGES
     )

@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ringfeed.pipeline import Loader
+from ringfeed.pipeline import Loader, StageStats
 from ringfeed.sharding import Manifest
 from ringfeed.tools.console import human_bytes
-from ringfeed.tools.measure.part_trials import OpenTrial
 from ringfeed.tools.measure.store_trial import PIECE_BYTES, StoreTrial
 
 # Stage, fact (see `_facts`) under which the row applies ("": always), what then limits the loader (see
@@ -77,8 +76,7 @@ _MORE_THREADS = {True: 8, False: 32}  # more than the loader's default, for a lo
 _SMALL_BYTES, _FEW_SHARDS = 256 << 10, 32
 _FULL_RATE = 0.7  # of what the store gives: a loader that takes more is held back by the store itself
 _LATE = 0.5  # share of a read that is latency, from which on shards are too small for the store
-_EXPLAINS = 0.35  # share of the wait for windows that the busiest stage before must have worked, to be its cause
-_CLEAR = 2  # times as fast: beyond doubt
+_EXPLAINS = 0.35  # share of the wait for windows that the stage which works most must be busy, to be its cause
 _STARVED = 0.5  # waiting for windows / gathering: from this share on, the stages that bring windows are the limit
 
 
@@ -92,27 +90,58 @@ class StageProfile:
         items: files, shards or samples; see `StageStats`.
         bytes: bytes that passed, where the stage counts them.
         busy_seconds: seconds of work, over all threads.
-        wait_seconds: seconds of waiting for other stages; in ``deliver``, until the next chunk was asked for.
+        work_seconds: the part of `busy_seconds` that is no wait for a core or for Python's lock.
+        wait_seconds: seconds of waiting for other stages; in ``fetch`` for the store, as a part of `busy_seconds`; in
+            ``deliver``, until the next chunk was asked for.
         share: busy seconds / seconds of the whole measurement.
-
-    >>> StageProfile(name="fetch", items=4, bytes=4096, busy_seconds=0.5, wait_seconds=0.0, share=0.25).share
-    0.25
     """
 
     name: str
     items: int
     bytes: int
     busy_seconds: float
+    work_seconds: float
     wait_seconds: float
     share: float
+
+    @classmethod
+    def of(
+        cls, name: str, stats: StageStats, seconds: float, *, from_disk: bool, store: StoreTrial | None = None
+    ) -> StageProfile:
+        """The profile of a stage in a measurement of some seconds.
+
+        A thread off the cores waits for the store only if there is one to wait for, and no longer than it would if it
+        had the store alone: all else is a wait for a core or for Python's lock.
+
+        Args:
+            name: the stage.
+            stats: its counters.
+            seconds: seconds of the measurement.
+            from_disk: whether mapped files came from the disk, which any stage that reads them waits for.
+            store: what a remote store gives alone.
+
+        >>> counted = StageStats(items=4, busy_seconds=0.5, cpu_seconds=0.125)
+        >>> StageProfile.of("verify", counted, 2.0, from_disk=False).work_seconds
+        0.125
+        """
+        work, share = stats.busy_seconds, stats.busy_seconds / seconds
+        if not from_disk and name != "fill":
+            wait = stats.wait_seconds if name == "fetch" else 0.0
+            if store is not None:
+                wait = min(wait, store.thread_seconds(stats.items, stats.bytes, share))
+            work = min(stats.cpu_seconds + wait, work)
+        return cls(
+            name=name, items=stats.items, bytes=stats.bytes, busy_seconds=stats.busy_seconds, work_seconds=work,
+            wait_seconds=stats.wait_seconds, share=share,
+        )  # fmt: skip
 
 
 def name_bottleneck(stages: tuple[StageProfile, ...], *, parses: bool) -> str:
     """Return the stage that holds the loader back.
 
     The consumer's thread gathers, waits for windows (``gather`` waits) or waits for its consumer (``deliver`` waits).
-    If it mostly waits for windows, the bottleneck is the busiest of the stages that bring them; if it mostly waits for
-    its consumer, the bottleneck comes after it. ``none``: no stage explains the wait.
+    If it mostly waits for windows, the bottleneck is the stage before it that works most; if it mostly waits for its
+    consumer, the bottleneck comes after it. ``none``: no stage explains the wait.
 
     Args:
         stages: the measured stages.
@@ -125,23 +154,9 @@ def name_bottleneck(stages: tuple[StageProfile, ...], *, parses: bool) -> str:
         return "parse" if parses else "deliver"
     if starved > gathering * _STARVED:
         upstream = [name for name in by_name if name not in ("gather", "deliver", "evict")]
-        busiest = max(upstream, key=lambda name: by_name[name].busy_seconds)
+        busiest = max(upstream, key=lambda name: by_name[name].work_seconds)
         return busiest if by_name[busiest].busy_seconds > _EXPLAINS * starved else "none"
     return "gather"
-
-
-def confirmed_stage(stage: str, opening: OpenTrial | None) -> str:
-    """Tell checksums and decoding apart by what each does alone: threads that wait for cores count as busy in both.
-
-    >>> confirmed_stage("open", OpenTrial(verify=1_000.0, decode=9_000.0, shards=3))
-    'verify'
-    """
-    if opening is None or stage not in ("verify", "open"):
-        return stage
-    slower, faster = sorted((opening.verify, opening.decode))
-    if faster < _CLEAR * slower:
-        return stage
-    return "verify" if slower == opening.verify else "open"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

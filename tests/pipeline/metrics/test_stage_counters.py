@@ -24,6 +24,7 @@ def test_prometheus_reads_every_counter_of_every_stage(make_dataset: Make) -> No
         "ringfeed_loader_items": "counter",
         "ringfeed_loader_bytes": "counter",
         "ringfeed_loader_busy_seconds": "counter",
+        "ringfeed_loader_cpu_seconds": "counter",
         "ringfeed_loader_wait_seconds": "counter",
         "ringfeed_loader_queue_depth": "gauge",
     }
@@ -31,12 +32,13 @@ def test_prometheus_reads_every_counter_of_every_stage(make_dataset: Make) -> No
     read = {
         (sample.name, sample.labels["stage"]): sample.value for family in families.values() for sample in family.samples
     }
-    assert len(read) == 5 * len(STAGES)
+    assert len(read) == 6 * len(STAGES)
     assert read["ringfeed_loader_items_total", "deliver"] == 960
     for stage, totals in stats.items():
         assert read["ringfeed_loader_items_total", stage] == totals.items
         assert read["ringfeed_loader_bytes_total", stage] == totals.bytes
         assert read["ringfeed_loader_busy_seconds_total", stage] == totals.busy_seconds
+        assert read["ringfeed_loader_cpu_seconds_total", stage] == totals.cpu_seconds
         assert read["ringfeed_loader_wait_seconds_total", stage] == totals.wait_seconds
         assert read["ringfeed_loader_queue_depth", stage] == totals.queue_depth
 
@@ -54,14 +56,14 @@ def test_the_counters_of_a_mixture_are_labelled_by_dataset(make_dataset: Make) -
     list(mixture.numpy_epoch(0))
     stats = mixture.stats()
     text = prometheus_text(stats, {"rank": "0"})
-    assert text.count("# TYPE") == 5
+    assert text.count("# TYPE") == 6
     read = {
         (sample.name, sample.labels["dataset"], sample.labels["stage"]): sample.value
         for family in text_string_to_metric_families(text)
         for sample in family.samples
         if sample.labels["rank"] == "0"
     }
-    assert len(read) == 5 * 3 * len(STAGES)
+    assert len(read) == 6 * 3 * len(STAGES)
     assert read["ringfeed_loader_items_total", "mixture", "deliver"] == 1980
     for name, stages in stats.items():
         for stage, totals in stages.items():

@@ -86,7 +86,6 @@ def test_the_command_that_removes_compression_keeps_the_format(
     )
     build(options)
     monkeypatch.setattr(profile_module, "name_bottleneck", lambda stages, parses: "open")
-    monkeypatch.setattr(profile_module, "confirmed_stage", lambda stage, opening: stage)
     knob = profile(str(tmp_path / "d"), batch_size=8).loader_advice
     assert f"(shard-dataset reshard SRC DST --format {shard_format} --compression none)" in knob
 
@@ -98,7 +97,6 @@ def test_mapped_shards_read_from_a_slow_disk_are_blamed_on_the_disk(
     read = chain([0, int(read_share * 1_000_000)], repeat(0))
     monkeypatch.setattr(loader_trial, "_disk_bytes", lambda: next(read))
     monkeypatch.setattr(profile_module, "name_bottleneck", lambda stages, parses: "verify")
-    monkeypatch.setattr(profile_module, "confirmed_stage", lambda stage, opening: stage)
     assert told in profile(dataset, batch_size=20).loader_advice
 
 

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from ringfeed.pipeline import Loader
+from ringfeed.pipeline import Loader, StageStats
 from ringfeed.sharding import BuildOptions, build, open_dataset
 from ringfeed.tools.measure.store_trial import StoreTrial
 from ringfeed.tools.profile.command import add_arguments
@@ -30,11 +30,16 @@ def knob_text(*given: Any) -> str:
     return name_knob(*given).text
 
 
-def stages(**seconds: tuple[float, float]) -> tuple[StageProfile, ...]:
+def stages(**seconds: tuple[float, ...]) -> tuple[StageProfile, ...]:
     made = []
     for name in STAGES:
-        busy, wait = seconds.get(name, (0.0, 0.0))
-        made.append(StageProfile(name=name, items=1, bytes=0, busy_seconds=busy, wait_seconds=wait, share=busy))
+        busy, wait, *work = seconds.get(name, (0.0, 0.0))
+        made.append(
+            StageProfile(
+                name=name, items=1, bytes=0, busy_seconds=busy, work_seconds=work[0] if work else busy,
+                wait_seconds=wait, share=busy,
+            )
+        )  # fmt: skip
     return tuple(made)
 
 
@@ -44,6 +49,10 @@ def stages(**seconds: tuple[float, float]) -> tuple[StageProfile, ...]:
         (stages(fetch=(9.0, 0.0), open=(1.0, 0.0), gather=(0.5, 4.0)), "fetch"),
         (stages(fetch=(0.1, 0.0), open=(3.0, 0.0), gather=(0.5, 4.0)), "open"),
         (stages(verify=(5.0, 0.0), gather=(0.5, 4.0)), "verify"),
+        (
+            stages(fetch=(9.0, 0.0, 0.5), verify=(7.0, 0.0, 2.0), gather=(0.5, 4.0)),
+            "verify",
+        ),  # fetches wait for the lock
         (stages(plan=(5.0, 0.0), gather=(0.5, 4.0)), "plan"),
         (stages(gather=(3.0, 0.1), fetch=(1.0, 0.0)), "gather"),
         (stages(gather=(1.0, 0.1), deliver=(0.0, 5.0)), "deliver"),
@@ -58,6 +67,30 @@ def test_the_bottleneck_is_the_stage_that_the_others_wait_for(
 
 def test_delivery_that_waits_for_parsing_names_parse() -> None:
     assert name_bottleneck(stages(gather=(1.0, 0.1), deliver=(0.0, 5.0)), parses=True) == "parse"
+
+
+@pytest.mark.parametrize(
+    ("name", "counted", "from_disk", "store_bandwidth", "expected"),
+    [
+        ("fetch", {"busy_seconds": 9.0, "cpu_seconds": 1.0}, False, None, 1.0),  # all from memory
+        ("fetch", {"busy_seconds": 9.0, "cpu_seconds": 1.0, "wait_seconds": 6.0}, False, None, 7.0),  # some from NFS
+        ("fetch", {"busy_seconds": 9.0, "cpu_seconds": 1.0}, True, None, 9.0),
+        ("verify", {"busy_seconds": 9.0, "cpu_seconds": 1.0}, True, None, 9.0),  # pages of mapped files
+        ("verify", {"busy_seconds": 9.0, "cpu_seconds": 1.0, "wait_seconds": 6.0}, False, None, 1.0),
+        ("fill", {"busy_seconds": 9.0, "cpu_seconds": 1.0}, False, None, 9.0),  # writes
+        ("fetch", {"busy_seconds": 9.0, "cpu_seconds": 0.0, "wait_seconds": 9.0}, False, 300.0, 9.0),
+        ("fetch", {"busy_seconds": 9.0, "cpu_seconds": 1.0, "wait_seconds": 9.0}, False, 3000.0, 2.0),
+    ],
+)
+def test_a_wait_for_a_core_or_the_lock_is_no_work(
+    name: str, counted: dict[str, float], from_disk: bool, store_bandwidth: float | None, expected: float
+) -> None:
+    """3 threads read 1,000 bytes; alone, the store gives them in 10 s of threads, or in 1 s."""
+    store = None
+    if store_bandwidth is not None:
+        store = StoreTrial(latency_seconds=0.0, bytes_per_second={1: store_bandwidth}, sizes={}, read_seconds=())
+    stats = StageStats(items=4, bytes=1000, **counted)  # type: ignore[arg-type]
+    assert StageProfile.of(name, stats, 3.0, from_disk=from_disk, store=store).work_seconds == pytest.approx(expected)
 
 
 @pytest.fixture(scope="module")
@@ -181,7 +214,9 @@ def test_larger_shards_are_suggested_for_many_small_ones(datasets: dict[str, str
 
 def test_a_knob_suggests_neither_what_was_done_nor_what_is_impossible(datasets: dict[str, str]) -> None:
     def told(bottleneck: str, *, kind: str = "tfrecord", disk_bytes: int = 0, **options: Any) -> str:
-        came = StageProfile(name=bottleneck, items=9, bytes=1000, busy_seconds=1.0, wait_seconds=0.0, share=3.0)
+        came = StageProfile(
+            name=bottleneck, items=9, bytes=1000, busy_seconds=1.0, work_seconds=1.0, wait_seconds=0.0, share=3.0
+        )
         return knob_text(bottleneck, (came,), Loader(datasets[kind], batch_size=32, **options), disk_bytes)
 
     assert "--columns" in told("open")

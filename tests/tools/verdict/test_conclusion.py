@@ -91,15 +91,17 @@ def measurements(draw: st.DrawFn) -> Measured:
 
 def profile_of(measured: Measured) -> Profile:
     figures, verdict = conclude(measured)
-    busy = (("fetch", 1.0), ("gather", 0.5), ("deliver", 0.0))
+    stages = (("fetch", 1.0), ("gather", 0.5), ("deliver", 0.0))
     return Profile(
         url="flights", split="train", batch_size=64, balance="natural", rank=0, world_size=1, steps=99, samples=6336,
         seconds=SECONDS, first_batch_seconds=figures.first_batch_seconds, samples_per_second=figures.loader.value,
         epoch_seconds=figures.loader_seconds, epoch_samples_per_second=SAMPLES / figures.loader_seconds,
         bytes_per_second=1e6, stored_bytes=64.0, slowest_stage="fetch", loader_advice=measured.knob.text, options={},
         stages=tuple(
-            StageProfile(name=name, items=1, bytes=1, busy_seconds=seconds, wait_seconds=0.0, share=seconds)
-            for name, seconds in busy
+            StageProfile(
+                name=name, items=1, bytes=1, busy_seconds=busy, work_seconds=busy, wait_seconds=0.0, share=busy
+            )
+            for name, busy in stages
         ),
         verdict=verdict, parts=measured.parts, training=measured.training, slow=measured.slow,
     )  # fmt: skip
