@@ -488,7 +488,7 @@ class BaseLoader(ABC):
         step: Any = state.get("step")
         own = self._state(self._checked(epoch)[0])
         expected = {"epoch": epoch, "step": step, **own, "order": self.order_version}
-        check_state({"order": 1, **state}, expected, self.former_identities)
+        check_state({"order": 1, **state}, expected)
         return self._checked(epoch, step)
 
     def state_dict(self) -> dict[str, Any]:
@@ -506,11 +506,6 @@ class BaseLoader(ABC):
     @abstractmethod
     def _state(self, epoch: int) -> dict[str, Any]:
         """What determines the batches from an epoch on, apart from its number."""
-
-    @property
-    @abstractmethod
-    def former_identities(self) -> Mapping[str, str]:
-        """What identified a dataset in the states of earlier versions, by its identity."""
 
     @contextmanager
     def own_errors(self) -> Iterator[None]:

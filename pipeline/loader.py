@@ -210,10 +210,6 @@ class Loader(BaseLoader):
     def identity(self) -> tuple[Any, ...]:
         return self.manifest.identity, self._geometry
 
-    @property
-    def former_identities(self) -> Mapping[str, str]:
-        return dict([self.manifest.identities])
-
     def _state(self, epoch: int) -> dict[str, Any]:
         return self.state_in([epoch])
 

@@ -194,10 +194,6 @@ class Mixture(BaseLoader):
     def identity(self) -> tuple[Any, ...]:
         return self._geometry, *(loader.identity for loader in self._loaders)
 
-    @property
-    def former_identities(self) -> Mapping[str, str]:
-        return {key: value for loader in self._loaders for key, value in loader.former_identities.items()}
-
     def _state(self, epoch: int) -> dict[str, Any]:
         changing = min(settled_epoch(self._weights, epoch), epoch)  # earlier epochs decide what has been served
         return {

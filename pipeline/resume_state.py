@@ -21,15 +21,12 @@ def shares_digest(*weights: npt.NDArray[np.float64] | None) -> str | None:
     return xxhash.xxh3_64_hexdigest(b"".join(b"natural" if each is None else each.tobytes() for each in weights))
 
 
-def check_state(
-    state: Mapping[str, Any], expected: Mapping[str, Any], former: Mapping[str, str], what: str = ""
-) -> None:
+def check_state(state: Mapping[str, Any], expected: Mapping[str, Any], what: str = "") -> None:
     """Compare a state with the one that a loader has at the same epoch and step.
 
     Args:
         state: the state, parsed from JSON.
         expected: the loader's own state.
-        former: what identified a dataset in the states of earlier versions, by its identity.
         what: in a mixture, the name of the dataset and a dot.
 
     Raises:
@@ -45,7 +42,6 @@ def check_state(
                 check_state(
                     mapping(f"datasets.{dataset} of a state", kept[dataset], "what `state` returned"),
                     own[dataset],
-                    former,
                     f"{dataset}.",
                 )
         elif name == "quarantined" and isinstance(kept, list):
@@ -53,7 +49,7 @@ def check_state(
                 raise ConfigError(
                     f"the state has shards in quarantine; make the loader with {what}quarantined={missing}"
                 )
-        elif kept != own and not (name == "dataset" and kept == former[own]):
+        elif kept != own:
             raise ConfigError(
                 f"the state is of {what}{name}={json.dumps(kept)}, this loader has {json.dumps(own)}: "
                 "its batches would differ"

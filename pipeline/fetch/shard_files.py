@@ -20,18 +20,16 @@ import pyarrow as pa
 
 from ringfeed.pipeline.metrics.stage_counters import Counters
 from ringfeed.sharding.common.checksums import checksum
-from ringfeed.sharding.dataset.damage import Damage
 from ringfeed.sharding.dataset.dataset import Dataset, open_dataset, repair_hint
 from ringfeed.sharding.dataset.manifest import ShardInfo
-from ringfeed.sharding.dataset.shard_index import Index, read_index
 from ringfeed.sharding.errors import CorruptionError, DatasetError, RangesError, RingfeedError, StorageError
 from ringfeed.sharding.formats.block_checksums import BLOCK_BYTES, blocks_match
 from ringfeed.sharding.formats.tfrecord import frames_are_intact
 from ringfeed.sharding.storage.client_errors import is_transient
-from ringfeed.sharding.storage.file_contents import FileInfo, iterate_blocks
+from ringfeed.sharding.storage.file_contents import FileInfo, digest_file, iterate_blocks
 from ringfeed.sharding.storage.storage import Storage
 from ringfeed.sharding.storage.temporary_folder import temporary_folder
-from ringfeed.sharding.verifying.locate import locate_in_index, locate_in_shard
+from ringfeed.sharding.verifying.locate import locate_damage
 
 from .hedged_reads import Hedging, Latencies
 from .page_cache import read_into_page_cache
@@ -253,18 +251,23 @@ class SourceReader:
         measured = FileInfo(bytes=data.size, checksum=checksum(data))
         try:
             if self._storage.local_path is not None:
-                return _locate(self._storage, self._dataset, shard, measured, in_index=in_index).problem
+                return self._locate(self._storage, shard, measured, in_index=in_index)
             with temporary_folder() as folder:
                 here = Storage(str(folder))
                 here.write(shard.index_path if in_index else shard.path, data, durable=False)
                 other = shard.path if in_index else shard.index_path
                 here.write(other, self._storage.read(other), durable=False)
-                return _locate(here, self._dataset, shard, measured, in_index=in_index).problem
+                return self._locate(here, shard, measured, in_index=in_index)
         except (RingfeedError, OSError):  # no room for a copy, or the store fails now
             size = shard.index_bytes if in_index else shard.bytes
             if data.size != size:
                 return f"it has {data.size} bytes, not {size}"
             return "its checksum does not match"
+
+    def _locate(self, storage: Storage, shard: ShardInfo, measured: FileInfo, *, in_index: bool) -> str:
+        path, other = (shard.index_path, shard.path) if in_index else (shard.path, shard.index_path)
+        intact = digest_file(storage, other) == shard.files[other]
+        return locate_damage(storage, self._dataset.manifest, shard, path, measured, other_intact=intact).problem
 
 
 def _read_whole(storage: Storage, path: str) -> pa.Buffer:
@@ -275,19 +278,3 @@ def _read_whole(storage: Storage, path: str) -> pa.Buffer:
         if type(error.__cause__).__name__ != "FlexibleChecksumError":  # of botocore
             raise
         return pa.py_buffer(b"".join(iterate_blocks(storage, path)))  # ranges have no checksum
-
-
-def _locate(storage: Storage, dataset: Dataset, shard: ShardInfo, measured: FileInfo, *, in_index: bool) -> Damage:
-    if in_index:
-        data = storage.map(shard.path)
-        intact = data.size == shard.bytes and checksum(data) == shard.checksum
-        return locate_in_index(storage, dataset.manifest, shard, measured, shard_intact=intact)
-    return locate_in_shard(storage, dataset.manifest, shard, measured, _intact_index(storage, dataset, shard))
-
-
-def _intact_index(storage: Storage, dataset: Dataset, shard: ShardInfo) -> Index | None:
-    try:
-        data = storage.map(shard.index_path)
-    except FileNotFoundError:
-        return None
-    return read_index(data, dataset.manifest) if checksum(data) == shard.index_checksum else None

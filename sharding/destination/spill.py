@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import secrets
 import shutil
 import tempfile
@@ -26,17 +25,18 @@ import pyarrow as pa
 from ringfeed.sharding.compute.keyed_random import derive_key
 from ringfeed.sharding.errors import RingfeedError, StorageError
 from ringfeed.sharding.storage.atomic_files import draft_name, draft_target
-from ringfeed.sharding.storage.lease import Holder, boot_id, process_start_ticks
+from ringfeed.sharding.storage.lease import Holder, boot_id
 from ringfeed.sharding.storage.private_folders import check_private, make_private_folder
 from ringfeed.sharding.storage.retry import RetryPolicy
 from ringfeed.sharding.storage.storage import Storage
+from ringfeed.sharding.storage.temporary_folder import is_of_living, name_of_process
 from ringfeed.sharding.url_secrets import public_url
 
 from .leftovers import abort_uploads, remove_empty_folders, remove_files
 
 _REMEDY = "choose a spill folder that only you can write to with --spill"
 _SCRATCH = "_repair"  # appended to the destination's URL for another key; there is no such folder
-_SIDE = re.compile(r"side-([0-9a-f]{16})-(\d+)-(\d+)-[0-9a-f]+")  # groups: machine since its boot, process, its start
+_SIDE = "side"  # folders of processes without a lease; see `name_of_process`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,8 +228,7 @@ def side_folder(root: Storage) -> Iterator[Storage]:
     make_spill_folder(root)
     if dead := _remove_dead_side_folders(root):
         absent = absent or dead
-    process = f"{_machine()}-{os.getpid()}-{process_start_ticks(os.getpid())}"
-    folder = root.folder(f"side-{process}-{secrets.token_hex(4)}")
+    folder = root.folder(name_of_process(_SIDE))
     make_spill_folder(folder)
     try:
         yield folder
@@ -244,8 +243,7 @@ def _remove_dead_side_folders(root: Storage) -> tuple[str, ...]:
     """Remove them, and return the path of the root if there were any."""
 
     def is_dead(path: str) -> bool:
-        match = _SIDE.fullmatch(path.partition("/")[0])
-        return match is not None and match[1] == _machine() and match[3] != process_start_ticks(int(match[2]))
+        return is_of_living(path.partition("/")[0], _SIDE) is False
 
     files, folders = list(filter(is_dead, root.list())), list(filter(is_dead, root.folders()))
     remove_files(root, files)
@@ -265,12 +263,7 @@ def spilled_uploads(root: Storage) -> list[str]:
 
 
 def _is_removable(path: str) -> bool:
-    return not _is_in_use(path.partition("/")[0])
-
-
-def _is_in_use(name: str) -> bool:
-    match = _SIDE.fullmatch(name)
-    return match is not None and match[1] == _machine() and match[3] == process_start_ticks(int(match[2]))
+    return not is_of_living(path.partition("/")[0], _SIDE)
 
 
 def _listed(folder: Path) -> list[Path]:
@@ -278,10 +271,6 @@ def _listed(folder: Path) -> list[Path]:
         return list(folder.iterdir())
     except OSError:
         return []
-
-
-def _machine() -> str:
-    return f"{derive_key(boot_id()):016x}"
 
 
 def make_spill_folder(root: Storage) -> None:
@@ -305,7 +294,7 @@ def remove_spill(root: Storage, absent: Sequence[str] = ()) -> None:
     """
     _check(root)
     if root.local_path is not None:
-        folders = {folder: _is_in_use(folder.name) for folder in _listed(root.local_path)}
+        folders = {folder: is_of_living(folder.name, _SIDE) for folder in _listed(root.local_path)}
         for folder in [f for f, used in folders.items() if not used] if any(folders.values()) else [root.local_path]:
             shutil.rmtree(folder, ignore_errors=True)
     else:

@@ -33,8 +33,7 @@ from .rebuild_plan import Original, Rebuild, source_flags
 from .rebuilder import Rebuilder, open_rebuilder
 from .remedy import Loss, Remedy, rewrite
 from .shard_plan import locate_files, plan_moves, plan_shard
-from .source_matching import any_depends_on_earlier, plan_in_order, plan_rebuilds
-from .table_rebuild import rebuild_table
+from .source_matching import plan_rebuilds, rebuild_table
 
 _AS_WRITTEN = {"rewrite", "move", "copy"}  # actions that restore a file from the dataset itself
 
@@ -142,10 +141,8 @@ def _plan_rebuilds(
 ) -> tuple[Rebuild, ...]:
     dataset = plan.dataset
     wanted = sorted({*rejected, *(generation_of(loss.shard.path) for loss in plan.losses)})
-    if not any_depends_on_earlier(dataset.manifest):
-        return plan_rebuilds(dataset, originals, report, wanted)
     with planning_folder(plan.spill, dataset.storage) as root, plan_rebuilder(plan, root, report) as rebuilder:
-        return plan_in_order(rebuilder, originals, wanted, wanted, {_pair(loss) for loss in plan.losses})
+        return plan_rebuilds(rebuilder, originals, wanted, wanted, {_pair(loss) for loss in plan.losses})
 
 
 def plan_rebuilder(plan: RepairPlan, root: Storage, report: Report) -> AbstractContextManager[Rebuilder]:

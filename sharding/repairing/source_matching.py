@@ -1,10 +1,10 @@
 """Matches sources to the generations of a dataset, and plans the rebuilds of those that lost shards.
 
-Generations that depend only on their own sources are matched in any order (`plan_rebuilds`). Where groups stay together
-or duplicates are dropped, a generation depends on the records before it, so they are planned in the order in which they
-were written (`plan_in_order`): the shards on which later ones depend are rebuilt during planning, and proven by the
-shard table if there is one. A source that yields other shards is not the original. Carrying out the plan rebuilds them
-once more.
+Generations are planned in the order in which they were written. Where groups stay together or duplicates are dropped, a
+generation depends on the records before it: the shards on which later ones depend are rebuilt during planning, and
+proven by the shard table if there is one. A source that yields other shards is not the original. Carrying out the plan
+rebuilds them once more. Without the table, all shards of the generations that lost some are rebuilt, and the table with
+them.
 Tested in tests/sharding/repairing/test_rebuild_generations.py.
 """
 
@@ -15,77 +15,17 @@ from collections.abc import Collection, Iterable, Sequence, Set
 from dataclasses import replace
 
 from ringfeed.sharding.dataset.earlier_shards import EarlierShards
+from ringfeed.sharding.dataset.file_names import generation_of
 from ringfeed.sharding.dataset.manifest import Manifest
-from ringfeed.sharding.dataset.recovery import RecoveredDataset
+from ringfeed.sharding.dataset.recovery import RecoveredDataset, confirm_table
+from ringfeed.sharding.destination.spill import planning_folder
 from ringfeed.sharding.errors import ConfigError, CorruptionError, SourceError
 from ringfeed.sharding.progress import Report
 from ringfeed.sharding.storage.storage import Storage
 from ringfeed.sharding.url_secrets import public_url
 
-from .rebuild_plan import Original, Rebuild, depends_on_earlier, plan_generation
-from .rebuilder import Rebuilder
-
-
-def any_depends_on_earlier(manifest: Manifest) -> bool:
-    """Whether any generation depends on the records before it."""
-    return any(depends_on_earlier(manifest, number) for number in range(len(manifest.all_generations)))
-
-
-def plan_rebuilds(
-    dataset: RecoveredDataset, originals: Sequence[Original], report: Report, wanted: Sequence[int]
-) -> tuple[Rebuild, ...]:
-    """Plan the rebuilds of generations that do not depend on earlier ones.
-
-    A source that fits several generations is taken for the one whose URL ends most like its own; each source is taken
-    once. Generations from the same source share it.
-
-    Args:
-        dataset: the dataset, proven.
-        report: see `build`.
-        wanted: generations to rebuild; the first is tried first if nothing else decides.
-
-    Returns:
-        The rebuilds of the wanted generations that have a source, in order. Sources of other generations are ignored,
-        so that a repair that was killed can be run again unchanged.
-
-    Raises:
-        SourceError: a source cannot be read or fits no generation, or no wanted generation has a source.
-        ConfigError: the dataset was built with options unknown to this version.
-    """
-    manifest = dataset.manifest
-
-    def order(pair: tuple[int, tuple[int, ...]]) -> tuple[bool, int]:
-        place, group = pair
-        url = public_url(originals[place].url)
-        return set(group).isdisjoint(wanted), -_url_similarity(manifest, group, url)
-
-    rebuilds: list[Rebuild] = []
-    matched: dict[int, tuple[int, ...]] = {}
-    errors: dict[int, SourceError | ConfigError] = {}
-    for place, group in sorted(itertools.product(range(len(originals)), _by_source(manifest, wanted)), key=order):
-        needed = [number for number in group if number in wanted]
-        if place in matched or group in matched.values() or not (needed or rebuilds):
-            continue
-        try:
-            planned = [plan_generation(dataset, number, originals[place], report) for number in needed or group[:1]]
-        except (SourceError, ConfigError) as error:
-            errors.setdefault(place, error)
-            continue
-        matched[place] = group
-        rebuilds += planned if needed else ()
-    for place, original in enumerate(originals):
-        if place not in matched:
-            raise errors.get(place) or _unused_source_error(dataset.storage, original)
-    return tuple(sorted(rebuilds, key=lambda rebuild: rebuild.generation))
-
-
-def _by_source(manifest: Manifest, wanted: Sequence[int]) -> list[tuple[int, ...]]:
-    """Group all generations by their source, the wanted ones first."""
-    groups: dict[str, tuple[int, ...]] = {}
-    for number in dict.fromkeys((*wanted, *range(len(manifest.all_generations)))):
-        fingerprint = manifest.all_generations[number].source["fingerprint"]
-        groups[fingerprint] = (*groups.get(fingerprint, ()), number)
-    return list(groups.values())
+from .rebuild_plan import Original, Rebuild, check_rebuilt, depends_on_earlier, plan_generation, source_flags
+from .rebuilder import Rebuilder, open_rebuilder
 
 
 def _unused_source_error(storage: Storage, original: Original) -> SourceError:
@@ -110,14 +50,14 @@ def _common_parts(url: str, other: str) -> int:
     return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
-def plan_in_order(
+def plan_rebuilds(
     rebuilder: Rebuilder,
     originals: Sequence[Original],
     wanted: Collection[int],
     lost: Collection[int],
     shards: Set[tuple[str, str]] | None = None,
 ) -> tuple[Rebuild, ...]:
-    """Plan the rebuilds of generations that depend on earlier ones.
+    """Plan the rebuilds of generations; those from one source share it.
 
     Among sources that may fit a generation, the one whose URL ends most like its own is tried first. A source whose URL
     is more like that of a later generation is kept for that one.
@@ -129,21 +69,22 @@ def plan_in_order(
         shards: shards to rebuild, by the paths of data file and index; None: all of a generation.
 
     Returns:
-        See `plan_rebuilds`.
+        The rebuilds of the wanted generations that have a source, in order. Sources of other generations are ignored,
+        so that a repair that was killed can be run again unchanged.
 
     Raises:
         SourceError: a source cannot be read or fits no generation, or no wanted generation has a source.
         ConfigError: the dataset was built with options unknown to this version.
         CorruptionError: a generation depends on records that are lost and have no source here.
     """
-    matching = _OrderedMatching(rebuilder, originals, sorted(wanted), lost, shards)
+    matching = _Matching(rebuilder, originals, sorted(wanted), lost, shards)
     rebuilds = [rebuild for number in sorted(wanted) if (rebuild := matching.plan(number)) is not None]
     matching.match_remaining(rebuilds)
     return tuple(rebuilds)
 
 
-class _OrderedMatching:
-    """Which source belongs to which generation. Generations from the same source share it."""
+class _Matching:
+    """Which source belongs to which generation."""
 
     def __init__(
         self,
@@ -244,3 +185,52 @@ class _OrderedMatching:
         fingerprint = self._fingerprints[number]
         same_source = [other for other, mark in enumerate(self._fingerprints) if mark == fingerprint]
         return _url_similarity(self._manifest, same_source, self._urls[place]), number in self._lost
+
+
+def rebuild_table(
+    dataset: RecoveredDataset, originals: Sequence[Original], spill: str | None, report: Report
+) -> tuple[RecoveredDataset, tuple[Rebuild, ...]]:
+    """Rebuild the shard table of a dataset from the rows of rebuilt shards and of the intact generations.
+
+    Args:
+        dataset: the dataset, not proven.
+        originals: sources of generations.
+        spill: see `repair`.
+        report: called after every task that rebuilds shards.
+
+    Returns:
+        The dataset, proven, and the builds that rebuild its shards.
+
+    Raises:
+        SourceError: a source is not the original.
+        CorruptionError: these sources do not yield the table that was lost.
+    """
+    manifest, storage = dataset.manifest, dataset.storage
+    table = storage.locate(manifest.shards_path)
+    lost = sorted({generation_of(damage.path) for damage in dataset.damages if damage.path != manifest.shards_path})
+    if not originals or manifest.lost:
+        others = ", and the source of each other generation whose shards are damaged" if manifest.generations else ""
+        remedy = (
+            "build the dataset again"
+            if manifest.lost
+            else f"repair it with {source_flags(manifest, lost or [0])}{others}"
+        )
+        raise CorruptionError(
+            f"{table} is damaged, and so are shards; without the table, nothing shows what was lost; {remedy}"
+        )
+    wanted = sorted(range(len(manifest.all_generations)), key=lambda number: number not in lost)
+    with planning_folder(spill, storage) as root, open_rebuilder(dataset, root, report, lost=lost) as rebuilder:
+        rebuilds = plan_rebuilds(rebuilder, originals, wanted, lost)
+        rows = rebuilder.rows
+    proven = confirm_table(dataset, rows)
+    if proven is None and manifest.generations:
+        named = ", ".join(f"generation {r.generation} ({public_url(r.plan.options.source)})" for r in rebuilds)
+        raise CorruptionError(
+            f"{table} is damaged, and cannot be rebuilt from the shards of {named}: shards of another generation are "
+            "damaged, too, or a source is not the original; nothing was changed; name a --source for each generation "
+            "whose shards are damaged"
+        )
+    if proven is None:
+        check_rebuilt(rebuilds[0], table, "", manifest.shards_checksum)
+        raise AssertionError("unreachable: the table differs")
+    return proven, rebuilds

@@ -21,7 +21,8 @@ import xxhash
 
 from .lease import boot_id, process_start_ticks
 
-_NAMES = re.compile(r"ringfeed-tmp-([0-9a-f]{16})-(\d+)-(\d+)-[0-9a-f]{8}")  # groups: machine, process, its start
+_NAMES = re.compile(r"([a-z-]+)-([0-9a-f]{16})-(\d+)-(\d+)-[0-9a-f]{8}")  # groups: kind, machine, process, its start
+_KIND = "ringfeed-tmp"
 _MARKED = "pymp-"  # `multiprocessing` names its folders so, and `mark_folder` marks them
 _mine: list[Path] = []
 
@@ -35,7 +36,7 @@ def temporary_folder(parent: str | os.PathLike[str] | None = None) -> Iterator[P
     """
     parent = Path(tempfile.gettempdir() if parent is None else parent)
     remove_killed_folders(parent)
-    folder = parent / _new_name()
+    folder = parent / name_of_process(_KIND)
     folder.mkdir(0o700)
     _mine.append(folder)
     try:
@@ -49,7 +50,7 @@ def temporary_folder(parent: str | os.PathLike[str] | None = None) -> Iterator[P
 def process_folder() -> Iterator[None]:
     """Let `tempfile` make its files and folders in one of this process in the body."""
     before = tempfile.tempdir
-    if _NAMES.fullmatch(Path(tempfile.gettempdir()).name):  # within the body of another call
+    if is_of_living(Path(tempfile.gettempdir()).name, _KIND):  # within the body of another call
         yield
         return
     with temporary_folder() as folder:
@@ -62,9 +63,9 @@ def process_folder() -> Iterator[None]:
 
 def mark_folder(folder: str) -> None:
     """Mark the folder of `multiprocessing` as this process's; first remove folders that killed processes left."""
-    if not any(map(_NAMES.fullmatch, os.listdir(folder))):
+    if not any(is_of_living(name, _KIND) for name in os.listdir(folder)):
         remove_killed_folders(Path(folder).parent)
-        Path(folder, _new_name()).touch()
+        Path(folder, name_of_process(_KIND)).touch()
 
 
 def end_process(status: int) -> NoReturn:
@@ -74,16 +75,18 @@ def end_process(status: int) -> NoReturn:
     os._exit(status)
 
 
-def _new_name() -> str:
+def name_of_process(kind: str) -> str:
+    """A new name for a file or folder that goes with this process."""
     started = process_start_ticks(os.getpid()) or "0"  # 0: this system does not tell
-    return f"ringfeed-tmp-{_machine()}-{os.getpid()}-{started}-{secrets.token_hex(4)}"
+    return f"{kind}-{_machine()}-{os.getpid()}-{started}-{secrets.token_hex(4)}"
 
 
-def _is_of_killed(name: str) -> bool:
+def is_of_living(name: str, kind: str) -> bool | None:
+    """Whether the process that a name goes with lives; None if that is no process of this machine, since its boot."""
     match = _NAMES.fullmatch(name)
-    if match is None or match[1] != _machine() or match[3] == "0":
-        return False
-    return process_start_ticks(int(match[2])) != match[3]
+    if match is None or (match[1], match[2]) != (kind, _machine()):
+        return None
+    return match[4] == "0" or process_start_ticks(int(match[3])) == match[4]
 
 
 def _machine() -> str:
@@ -101,5 +104,5 @@ def remove_killed_folders(parent: Path | None = None) -> None:
         if entry.name.startswith(_MARKED) and entry.is_dir(follow_symlinks=False):
             with suppress(OSError):  # another user's, or gone meanwhile
                 names = os.listdir(entry.path)
-        if any(map(_is_of_killed, names)) and entry.is_dir(follow_symlinks=False):
+        if any(is_of_living(name, _KIND) is False for name in names) and entry.is_dir(follow_symlinks=False):
             shutil.rmtree(entry.path, ignore_errors=True)

@@ -24,16 +24,30 @@ from ringfeed.sharding.storage.file_contents import FileInfo, open_decompressed
 from ringfeed.sharding.storage.storage import Storage
 
 
-def locate_in_shard(
-    storage: Storage, manifest: Manifest, shard: ShardInfo, measured: FileInfo, index: Index | None
+def locate_damage(
+    storage: Storage, manifest: Manifest, shard: ShardInfo, path: str, measured: FileInfo, *, other_intact: bool
 ) -> Damage:
-    """Describe the damage of a shard whose checksum is wrong.
+    """Describe the damage of a shard's data file or index whose checksum is wrong.
 
     Args:
+        path: path of the file.
         measured: size and checksum that the file has now.
-        index: index of the shard, if it is intact.
+        other_intact: whether the other file of the shard is intact, so that it can be used.
     """
-    damage = _damage(shard, shard.path, measured)
+    sizes = measured.bytes, shard.files[path].bytes
+    damage = Damage(path=path, split=shard.split, kind=kind_of_size(*sizes), problem=content_problem(*sizes))
+    if path == shard.index_path:
+        return _in_index(damage, storage, manifest, shard, shard_intact=other_intact)
+    index = None
+    if other_intact:
+        with open_decompressed(storage, shard.index_path) as stored:
+            index = read_index(stored, manifest)
+    return _in_shard(damage, storage, manifest, shard, measured, index)
+
+
+def _in_shard(
+    damage: Damage, storage: Storage, manifest: Manifest, shard: ShardInfo, measured: FileInfo, index: Index | None
+) -> Damage:
     with open_decompressed(storage, shard.path) as stored:
         if measured.bytes > shard.bytes and checksum(stored.slice(0, shard.bytes)) == shard.checksum:
             added = measured.bytes - shard.bytes
@@ -46,12 +60,6 @@ def locate_in_shard(
             return _in_parquet(damage, stored, manifest, shard)
         with open_decompressed(storage, shard.path, manifest.file_compression) as data:
             return _in_tfrecord(damage, stored, memoryview(data), manifest, shard, index)
-
-
-def _damage(shard: ShardInfo, path: str, measured: FileInfo) -> Damage:
-    """Describe the damage by the sizes alone."""
-    sizes = measured.bytes, shard.files[path].bytes
-    return Damage(path=path, split=shard.split, kind=kind_of_size(*sizes), problem=content_problem(*sizes))
 
 
 def _in_tfrecord(
@@ -165,16 +173,7 @@ def reencode_shard(data: pa.Buffer | memoryview, manifest: Manifest, shard: Shar
     return encoded if checksum(encoded) == shard.checksum else None
 
 
-def locate_in_index(
-    storage: Storage, manifest: Manifest, shard: ShardInfo, measured: FileInfo, *, shard_intact: bool
-) -> Damage:
-    """Describe the damage of an index whose checksum is wrong.
-
-    Args:
-        measured: size and checksum that the file has now.
-        shard_intact: whether the shard's data file is intact, so that the index can be compared with it.
-    """
-    damage = _damage(shard, shard.index_path, measured)
+def _in_index(damage: Damage, storage: Storage, manifest: Manifest, shard: ShardInfo, *, shard_intact: bool) -> Damage:
     with open_decompressed(storage, shard.index_path) as stored:
         try:
             index = read_index(stored, manifest)

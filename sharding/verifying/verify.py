@@ -20,18 +20,17 @@ from ringfeed.sharding.dataset.damage import Damage, Note
 from ringfeed.sharding.dataset.file_names import TABLE_NAMES, generation_of, repairs_of, table_order
 from ringfeed.sharding.dataset.manifest import Manifest, ShardInfo
 from ringfeed.sharding.dataset.recovery import RecoveredDataset, recover_dataset
-from ringfeed.sharding.dataset.shard_index import Index, read_index
 from ringfeed.sharding.dataset.tfds_files import is_tfds_file
 from ringfeed.sharding.destination.leftovers import STAGING, is_build_file
 from ringfeed.sharding.engines.executors import run_tasks
 from ringfeed.sharding.errors import RingfeedError
 from ringfeed.sharding.progress import ignore
 from ringfeed.sharding.storage.atomic_files import draft_target
-from ringfeed.sharding.storage.file_contents import FileInfo, digest_file, open_decompressed
+from ringfeed.sharding.storage.file_contents import FileInfo, digest_file
 from ringfeed.sharding.storage.lease import LEASE_NAME, read_holder
 from ringfeed.sharding.storage.storage import Storage, StorageLike, as_storage
 
-from .locate import locate_in_index, locate_in_shard
+from .locate import locate_damage
 from .record_checks import check_counts, check_meaning, check_totals
 
 _EXTRA_BYTES = 8 << 20  # read beyond the end of a file whose size its store does not tell
@@ -266,24 +265,13 @@ def _locate(
         return Damage(path=file.path, split=split, kind="swapped", problem=problem, offset=0)
     if shard is None:
         return locate_in_companion(storage, manifest, dataset.shards, file.path, info)
-    if file.path == shard.index_path:
-        intact = measures[shard.path] == shard.files[shard.path]
-        return locate_in_index(storage, manifest, shard, info, shard_intact=intact)
-    return locate_in_shard(storage, manifest, shard, info, _intact_index(storage, manifest, shard, measures))
+    other_path = shard.path if file.path == shard.index_path else shard.index_path
+    intact = measures[other_path] == shard.files[other_path]
+    return locate_damage(storage, manifest, shard, file.path, info, other_intact=intact)
 
 
 def _holds(info: FileInfo | None, file: _File) -> bool:
     return info is not None and info.checksum == file.info.checksum
-
-
-def _intact_index(
-    storage: Storage, manifest: Manifest, shard: ShardInfo, measures: Mapping[str, FileInfo | None]
-) -> Index | None:
-    info = measures[shard.index_path]
-    if info is None or info.checksum != shard.index_checksum:
-        return None
-    with open_decompressed(storage, shard.index_path) as stored:
-        return read_index(stored, manifest)
 
 
 def _notes(dataset: RecoveredDataset, files: set[str]) -> Iterator[Note]:

@@ -1,6 +1,5 @@
 """What a dataset is held to that was appended to."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +7,6 @@ import numpy as np
 
 from ringfeed.sharding import AppendOptions, Dataset, append, open_dataset, read_records
 from ringfeed.sharding.dataset.file_names import generation_of
-
-Files = Callable[[Path], dict[str, bytes]]
 
 
 def appended(source: str, destination: str | Path, **options: Any) -> Dataset:

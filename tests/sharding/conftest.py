@@ -16,7 +16,6 @@ from hypothesis import HealthCheck, settings
 from ringfeed.sharding import Dataset
 from ringfeed.sharding.sources.files import inflation
 from tests.helpers.builds import SPLITS, built, make_table, newer_table
-from tests.helpers.files import contents
 
 settings.register_profile(  # the cores are shared, so that times mean nothing
     "ringfeed", deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow]
@@ -48,12 +47,6 @@ def write_csv(tmp_path: Path) -> Callable[..., str]:
         return str(tmp_path / name)
 
     return write
-
-
-@pytest.fixture
-def files_of() -> Callable[[Path], dict[str, bytes]]:
-    """All files of a folder and their contents."""
-    return contents
 
 
 @pytest.fixture

@@ -32,6 +32,7 @@ from ringfeed.sharding.engines.executors import local_executor
 from ringfeed.sharding.prepare import Drop, Filter, ImageOptions, PrepareOptions, Rename, Select, Size
 from ringfeed.sharding.sources.tables.parquet import ParquetSource
 from tests.helpers.builds import built, interrupted
+from tests.helpers.files import contents
 from tests.servers.store import Store
 
 pytestmark = pytest.mark.usefixtures("temporary_folder")
@@ -108,7 +109,7 @@ def processes() -> Iterator[Executor]:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_workers_batches_and_parts_change_no_byte(
-    source: str, tmp_path: Path, files_of: Any, way: str, processes: Executor, monkeypatch: pytest.MonkeyPatch
+    source: str, tmp_path: Path, way: str, processes: Executor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     how = {"label": "label", "shards": 3, **WAYS[way]}
     built(source, tmp_path / "one", **how)
@@ -117,11 +118,11 @@ def test_workers_batches_and_parts_change_no_byte(
     monkeypatch.setattr("ringfeed.sharding.sources.tables.table_files._PART_ROWS", 1000)
     monkeypatch.setattr("ringfeed.sharding.assignment.split_by_column._NOTES_AT_ONCE", 100)
     built(source, tmp_path / "three", **how)
-    assert files_of(tmp_path / "one") == files_of(tmp_path / "two") == files_of(tmp_path / "three")
+    assert contents(tmp_path / "one") == contents(tmp_path / "two") == contents(tmp_path / "three")
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_an_interrupted_build_resumes(source: str, tmp_path: Path, files_of: Any, way: str) -> None:
+def test_an_interrupted_build_resumes(source: str, tmp_path: Path, way: str) -> None:
     how = {"label": "label", "shards": 6, **WAYS[way]}
     seen: list[Progress] = []
 
@@ -130,7 +131,7 @@ def test_an_interrupted_build_resumes(source: str, tmp_path: Path, files_of: Any
     build(options, report=seen.append)
     assert max(progress.resumed for progress in seen) >= 3
     built(source, tmp_path / "whole", **how)
-    assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
 
 
 def test_other_options_give_other_fingerprints(source: str, tmp_path: Path) -> None:
@@ -150,11 +151,11 @@ def test_defaults_leave_no_trace_in_the_manifest(source: str, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("way", ["groups", "bytes"])
-def test_the_files_of_a_plan_may_lie_on_any_store(source: str, tmp_path: Path, files_of: Any, way: str) -> None:
+def test_the_files_of_a_plan_may_lie_on_any_store(source: str, tmp_path: Path, way: str) -> None:
     how = {"label": "label", "shards": 3, **WAYS[way]}
     built(source, tmp_path / "a", **how)
     built(source, tmp_path / "b", spill=f"memory://{uuid.uuid4().hex}", **how)
-    assert files_of(tmp_path / "a") == files_of(tmp_path / "b")
+    assert contents(tmp_path / "a") == contents(tmp_path / "b")
 
 
 @pytest.mark.parametrize("way", WAYS)

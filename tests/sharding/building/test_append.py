@@ -40,8 +40,9 @@ from ringfeed.sharding.dataset.file_names import generation_of
 from ringfeed.sharding.prepare import Filter, ImageOptions, MapBatches, PrepareOptions, Rename, Select, parse_size
 from ringfeed.sharding.storage.lease import hold_lease
 from ringfeed.sharding.storage.storage import Storage
-from tests.helpers.appending import Files, appended, assert_balanced, rows_of
+from tests.helpers.appending import appended, assert_balanced, rows_of
 from tests.helpers.builds import NEW, OLD, SPLITS, built, interrupt_after, make_table, newer_table
+from tests.helpers.files import contents
 from tests.servers.store import Store
 
 pytestmark = pytest.mark.usefixtures("temporary_folder")
@@ -113,13 +114,11 @@ def test_generations_are_recorded_and_add_up(dataset: Path, newer: str, tmp_path
     assert check_dataset(str(dataset), deep=True).damages == ()
 
 
-def test_the_bytes_are_a_function_of_dataset_and_source(
-    parquet: str, newer: str, tmp_path: Path, files_of: Files
-) -> None:
+def test_the_bytes_are_a_function_of_dataset_and_source(parquet: str, newer: str, tmp_path: Path) -> None:
     for name, workers in (("one", 1), ("two", 2)):
         built(parquet, tmp_path / name, label="label", splits=SPLITS, shards=7)
         appended(newer, tmp_path / name, workers=workers)
-    assert files_of(tmp_path / "one") == files_of(tmp_path / "two")
+    assert contents(tmp_path / "one") == contents(tmp_path / "two")
 
 
 def test_the_same_records_lie_in_another_order_in_another_generation(dataset: Path, parquet: str) -> None:
@@ -189,10 +188,10 @@ def test_a_rare_new_class_is_refused_and_a_rare_known_one_is_not(dataset: Path, 
     assert appended(str(tmp_path / "known.parquet"), dataset).manifest.classes == ("a", "b", "c")
 
 
-def test_a_plan_writes_nothing(dataset: Path, newer: str, files_of: Files) -> None:
-    before = files_of(dataset)
+def test_a_plan_writes_nothing(dataset: Path, newer: str) -> None:
+    before = contents(dataset)
     plan = plan_append(AppendOptions(source=newer, destination=str(dataset)))
-    assert files_of(dataset) == before
+    assert contents(dataset) == before
     assert (plan.classes, plan.assignment.generation) == (("a", "b", "c", "aa"), 1)
     assert sum(split.records for split in plan.assignment.splits) == NEW
 
@@ -266,13 +265,13 @@ def test_a_missing_value_ends_the_layout(tmp_path: Path) -> None:
     ],
 )
 def test_another_schema_is_refused_by_the_name_of_the_column(
-    dataset: Path, tmp_path: Path, files_of: Files, change: Callable[[pa.Table], pa.Table], message: str
+    dataset: Path, tmp_path: Path, change: Callable[[pa.Table], pa.Table], message: str
 ) -> None:
     pq.write_table(change(newer_table()), tmp_path / "other.parquet")
-    before = files_of(dataset)
+    before = contents(dataset)
     with pytest.raises(SourceError, match=message):
         appended(str(tmp_path / "other.parquet"), dataset)
-    assert files_of(dataset) == before
+    assert contents(dataset) == before
 
 
 def test_text_is_read_as_the_types_of_the_dataset(write_csv: Callable[..., str], tmp_path: Path) -> None:
@@ -410,17 +409,15 @@ def test_options_follow_the_rules_of_a_build(how: dict[str, Any]) -> None:
 # --- one commit --------------------------------------------------------------------------------------------------
 
 
-def test_the_same_source_is_appended_once_unless_asked_again(
-    dataset: Path, parquet: str, newer: str, files_of: Files
-) -> None:
+def test_the_same_source_is_appended_once_unless_asked_again(dataset: Path, parquet: str, newer: str) -> None:
     appended(newer, dataset)
-    before = files_of(dataset)
+    before = contents(dataset)
     for source, how in ((newer, "appended as generation 1"), (parquet, "what the dataset was built from")):
         with pytest.raises(DestinationError, match=rf"already: they were {how}; to store them twice, add --again"):
             append(AppendOptions(source=source, destination=str(dataset)))
         with pytest.raises(DestinationError, match="--again"):
             plan_append(AppendOptions(source=source, destination=str(dataset)))
-    assert files_of(dataset) == before
+    assert contents(dataset) == before
     assert appended(newer, dataset, again=True).manifest.records == OLD + 2 * NEW
 
 
@@ -542,7 +539,7 @@ def test_a_build_beside_a_killed_append_neither_takes_its_place_nor_harms_it(
     assert max(progress.resumed for progress in seen) >= 3
 
 
-def test_a_build_replaces_all_generations(dataset: Path, newer: str, tmp_path: Path, files_of: Files) -> None:
+def test_a_build_replaces_all_generations(dataset: Path, newer: str, tmp_path: Path) -> None:
     appended(newer, dataset)
     pq.write_table(newer_table(100, 9000), tmp_path / "third.parquet")
     with pytest.raises(KeyboardInterrupt):
@@ -553,7 +550,7 @@ def test_a_build_replaces_all_generations(dataset: Path, newer: str, tmp_path: P
     assert list(dataset.glob("*-g00002-*"))
     built(newer, dataset, label="label", shards=3, overwrite=True)
     built(newer, tmp_path / "whole", label="label", shards=3)
-    assert files_of(dataset) == files_of(tmp_path / "whole")
+    assert contents(dataset) == contents(tmp_path / "whole")
     clean(Storage(str(dataset)))
 
 

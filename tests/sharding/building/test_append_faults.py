@@ -35,8 +35,9 @@ from ringfeed.sharding import (
 )
 from ringfeed.sharding.storage.lease import LEASE_NAME
 from ringfeed.sharding.storage.storage import Storage
-from tests.helpers.appending import Files, appended, rows_of
+from tests.helpers.appending import appended, rows_of
 from tests.helpers.builds import NEW, OLD, SPLITS, Killed, built, interrupt_after, is_heartbeat, make_table, newer_table
+from tests.helpers.files import contents
 
 pytestmark = pytest.mark.usefixtures("temporary_folder")
 
@@ -46,7 +47,7 @@ pytestmark = pytest.mark.usefixtures("temporary_folder")
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), StorageError("planted")])
 def test_finished_shards_are_kept_and_the_dataset_is_the_old_one_meanwhile(
-    dataset: Path, newer: str, tmp_path: Path, parquet: str, files_of: Files, error: BaseException
+    dataset: Path, newer: str, tmp_path: Path, parquet: str, error: BaseException
 ) -> None:
     built(parquet, tmp_path / "whole", label="label", splits=SPLITS, shards=7)
     appended(newer, tmp_path / "whole")
@@ -58,12 +59,10 @@ def test_finished_shards_are_kept_and_the_dataset_is_the_old_one_meanwhile(
     seen: list[Progress] = []
     append(options, report=seen.append)
     assert max(progress.resumed for progress in seen) >= 3
-    assert files_of(dataset) == files_of(tmp_path / "whole")
+    assert contents(dataset) == contents(tmp_path / "whole")
 
 
-def test_a_mistaken_append_leaves_the_work_of_a_killed_one_alone(
-    dataset: Path, newer: str, tmp_path: Path, files_of: Files
-) -> None:
+def test_a_mistaken_append_leaves_the_work_of_a_killed_one_alone(dataset: Path, newer: str, tmp_path: Path) -> None:
     options = AppendOptions(source=newer, destination=str(dataset))
     with pytest.raises(KeyboardInterrupt):
         append(options, report=interrupt_after(3, KeyboardInterrupt()))
@@ -75,24 +74,22 @@ def test_a_mistaken_append_leaves_the_work_of_a_killed_one_alone(
     assert max(progress.resumed for progress in seen) >= 3
 
 
-def test_another_append_replaces_an_abandoned_one(
-    dataset: Path, newer: str, tmp_path: Path, files_of: Files, parquet: str
-) -> None:
+def test_another_append_replaces_an_abandoned_one(dataset: Path, newer: str, tmp_path: Path, parquet: str) -> None:
     with pytest.raises(KeyboardInterrupt):
         append(AppendOptions(source=newer, destination=str(dataset)), report=interrupt_after(3, KeyboardInterrupt()))
     pq.write_table(newer_table(100, 9000), tmp_path / "third.parquet")
     appended(str(tmp_path / "third.parquet"), dataset)
     built(parquet, tmp_path / "whole", label="label", splits=SPLITS, shards=7)
     appended(str(tmp_path / "third.parquet"), tmp_path / "whole")
-    assert files_of(dataset) == files_of(tmp_path / "whole")
+    assert contents(dataset) == contents(tmp_path / "whole")
     assert appended(newer, dataset).manifest.records == OLD + 100 + NEW
 
 
-def test_an_append_that_fails_leaves_nothing(dataset: Path, newer: str, files_of: Files) -> None:
-    before = files_of(dataset)
+def test_an_append_that_fails_leaves_nothing(dataset: Path, newer: str) -> None:
+    before = contents(dataset)
     with pytest.raises(SourceError, match=r"^planted$"):
         append(AppendOptions(source=newer, destination=str(dataset)), report=interrupt_after(3, SourceError("planted")))
-    assert files_of(dataset) == before
+    assert contents(dataset) == before
 
 
 class Deadly:
@@ -138,13 +135,13 @@ def forget_holder(folder: Path) -> None:
 
 @pytest.mark.parametrize("after", [False, True])
 def test_an_append_killed_at_any_write_leaves_the_old_or_the_new_dataset_and_resumes(
-    parquet: str, newer: str, tmp_path: Path, files_of: Files, monkeypatch: pytest.MonkeyPatch, after: bool
+    parquet: str, newer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: bool
 ) -> None:
 
     built(parquet, tmp_path / "old", label="label", shards=2)
     shutil.copytree(tmp_path / "old", tmp_path / "whole")
     appended(newer, tmp_path / "whole", shards=2)
-    expected = files_of(tmp_path / "whole")
+    expected = contents(tmp_path / "whole")
     deadly = Deadly(monkeypatch)
     seen = set()
     for number in range(1, 100):
@@ -165,9 +162,9 @@ def test_an_append_killed_at_any_write_leaves_the_old_or_the_new_dataset_and_res
         if not died:
             break
         forget_holder(out)
-        if LEASE_NAME in files_of(out) or records == OLD:
+        if LEASE_NAME in contents(out) or records == OLD:
             append(options)
-        assert files_of(out) == expected
+        assert contents(out) == expected
         with pytest.raises(DestinationError, match="--again"):
             append(options)
     assert number > 8
@@ -194,7 +191,7 @@ def write_rows(path: Path, first: int, rows: int) -> None:
     pq.write_table(pa.table({"id": ids, "word": words, "label": pa.array(ids % 3)}), path, row_group_size=rows // 8)
 
 
-def test_an_append_killed_many_times_ends_byte_identical(tmp_path: Path, files_of: Files) -> None:
+def test_an_append_killed_many_times_ends_byte_identical(tmp_path: Path) -> None:
     write_rows(tmp_path / "old.parquet", 0, 3000)
     write_rows(tmp_path / "new.parquet", 3000, 100_000)
     for name in ("whole", "out"):
@@ -211,10 +208,10 @@ def test_an_append_killed_many_times_ends_byte_identical(tmp_path: Path, files_o
         killed += process.wait() == -signal.SIGKILL
         assert open_dataset(str(tmp_path / "out")).manifest.records in (3000, 103_000)
         assert verify(str(tmp_path / "out")) == []
-    if LEASE_NAME in files_of(tmp_path / "out"):
+    if LEASE_NAME in contents(tmp_path / "out"):
         subprocess.run(argv, check=True, stdout=subprocess.DEVNULL)
     assert killed
-    assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
 
 
 # --- damage ------------------------------------------------------------------------------------------------------
@@ -233,22 +230,22 @@ def twice(dataset: Path, newer: str, tmp_path: Path) -> Path:
     "names",
     [["_ringfeed/dataset.json"], ["_ringfeed/shards-g00002.table"], ["_ringfeed/train-g00001-00001-of-00003.index"]],
 )
-def test_lost_files_are_rebuilt_byte_identical(twice: Path, files_of: Files, names: list[str]) -> None:
-    before = files_of(twice)
+def test_lost_files_are_rebuilt_byte_identical(twice: Path, names: list[str]) -> None:
+    before = contents(twice)
     for name in names:
         (twice / name).unlink()
     assert {damage.path for damage in verify(str(twice))} == set(names)
     assert repair(str(twice)).lost == ()
-    assert files_of(twice) == before
+    assert contents(twice) == before
 
 
-def test_the_table_is_rebuilt_beside_an_unfinished_append(twice: Path, parquet: str, files_of: Files) -> None:
+def test_the_table_is_rebuilt_beside_an_unfinished_append(twice: Path, parquet: str) -> None:
     with pytest.raises(KeyboardInterrupt):
         append(
             AppendOptions(source=parquet, destination=str(twice), again=True),
             report=interrupt_after(3, KeyboardInterrupt()),
         )
-    before = files_of(twice)
+    before = contents(twice)
     before.pop(LEASE_NAME)  # a repair takes the lease, and gives it back
     (twice / "_ringfeed/shards-g00002.table").unlink()
     (twice / "notes-g00003.txt").touch()
@@ -259,7 +256,7 @@ def test_the_table_is_rebuilt_beside_an_unfinished_append(twice: Path, parquet: 
         "left by an unfinished append; resume it, or remove its files with: shard-dataset clean"
     }
     assert repair(str(twice)).lost == ()
-    assert files_of(twice) == before
+    assert contents(twice) == before
     assert clean(Storage(str(twice)))
     assert not list(twice.rglob("*-g00003-*"))
 
@@ -300,9 +297,9 @@ def test_a_damaged_shard_of_a_generation_is_salvaged_and_appended_to(twice: Path
     assert verify(str(twice)) == []
 
 
-def test_a_dataset_without_its_table_is_not_appended_to(twice: Path, parquet: str, files_of: Files) -> None:
+def test_a_dataset_without_its_table_is_not_appended_to(twice: Path, parquet: str) -> None:
     (twice / "_ringfeed/shards-g00002.table").unlink()
-    before = files_of(twice)
+    before = contents(twice)
     with pytest.raises(RingfeedError, match=r"shards-g00002\.table is missing; repair it with: shard-dataset repair"):
         append(AppendOptions(source=parquet, destination=str(twice), again=True))
-    assert files_of(twice) == before
+    assert contents(twice) == before

@@ -34,6 +34,7 @@ from ringfeed.sharding.prepare import Drop, Encoding, ImageOptions, PrepareOptio
 from ringfeed.sharding.storage.storage import Storage
 from tests.helpers.appending import appended
 from tests.helpers.builds import built, make_table
+from tests.helpers.files import contents
 from tests.helpers.rebuilding import spoil
 
 OLD, NEW = 600, 300
@@ -85,7 +86,7 @@ def test_each_generation_has_indexes_for_dali(parquet: str, newer: str, tmp_path
     assert (out / name).read_bytes() == data
 
 
-def test_each_generation_lists_the_records_that_it_skipped(tmp_path: Path, files_of: Any) -> None:
+def test_each_generation_lists_the_records_that_it_skipped(tmp_path: Path) -> None:
     def lines(first: int) -> str:
         good = [json.dumps({"id": i, "label": "ab"[i % 2]}) for i in range(first, first + 40)]
         return "\n".join([*good[:7], "{", *good[7:], ""])
@@ -104,21 +105,19 @@ def test_each_generation_lists_the_records_that_it_skipped(tmp_path: Path, files
     ]  # fmt: skip
     assert verify(str(out)) == []
     clean(Storage(str(out)))
-    assert set(names) <= set(files_of(out))
+    assert set(names) <= set(contents(out))
 
 
-def test_clean_removes_replaced_tables_and_leaves_foreign_files(
-    parquet: str, newer: str, tmp_path: Path, files_of: Any
-) -> None:
+def test_clean_removes_replaced_tables_and_leaves_foreign_files(parquet: str, newer: str, tmp_path: Path) -> None:
     out = tmp_path / "out"
     built(parquet, out, label="label", shards=2)
     appended(newer, out)
     appended(newer, out, again=True)
     (out / "other-00000-of-00001.tfrecord").write_bytes(b"of another program")
-    before = files_of(out)
+    before = contents(out)
     removed = clean(Storage(str(out)))
     assert sorted(Path(url).name for url in removed) == ["shards-g00001.table", "shards.table"]
-    assert before.keys() - files_of(out).keys() == {"_ringfeed/shards-g00001.table", "_ringfeed/shards.table"}
+    assert before.keys() - contents(out).keys() == {"_ringfeed/shards-g00001.table", "_ringfeed/shards.table"}
     assert check_dataset(str(out), deep=True).damages == ()
     assert clean(Storage(str(out))) == []
 
@@ -159,15 +158,15 @@ def test_shares_may_replace_the_split_column(tmp_path: Path) -> None:
     assert {name: split.records for name, split in dataset.manifest.splits.items()} == {"x": 120, "y": 90}
 
 
-def test_a_source_without_the_column_is_refused(tmp_path: Path, files_of: Any) -> None:
+def test_a_source_without_the_column_is_refused(tmp_path: Path) -> None:
     pq.write_table(folds(120, 0, "xy"), tmp_path / "old.parquet")
     pq.write_table(folds(90, 1000, "x").drop_columns(["fold"]), tmp_path / "new.parquet")
     prepare = PrepareOptions(steps=(Drop(("fold",)),))
     built(str(tmp_path / "old.parquet"), tmp_path / "out", label="label", split_column="fold", prepare=prepare)
-    before = files_of(tmp_path / "out")
+    before = contents(tmp_path / "out")
     with pytest.raises(ConfigError, match="--split-column: there is no column 'fold'"):
         appended(str(tmp_path / "new.parquet"), tmp_path / "out", as_is=True)
-    assert files_of(tmp_path / "out") == before
+    assert contents(tmp_path / "out") == before
 
 
 HALVES = {"train": Fraction(1, 2), "test": Fraction(1, 2)}
@@ -215,23 +214,23 @@ def test_a_group_stays_in_its_split_and_new_groups_are_split(tmp_path: Path, sha
     assert not check_dataset(str(out), deep=True).damages
 
 
-def test_a_damaged_generation_of_groups_is_rebuilt(tmp_path: Path, files_of: Any) -> None:
+def test_a_damaged_generation_of_groups_is_rebuilt(tmp_path: Path) -> None:
     out = grouped(tmp_path)
     appended(str(tmp_path / "new.parquet"), out)
     dataset = appended(str(tmp_path / "last.parquet"), out)
-    before = files_of(out)
+    before = contents(out)
     shard = next(s for s in dataset.shards if generation_of(s.path) == 1)
     (out / shard.path).write_bytes(b"nothing")
     repair(str(out), originals=[Original(url=str(tmp_path / "new.parquet"))])
-    assert files_of(out) == before
+    assert contents(out) == before
 
 
-def test_groups_that_are_not_stored_are_not_appended_to(tmp_path: Path, files_of: Any) -> None:
+def test_groups_that_are_not_stored_are_not_appended_to(tmp_path: Path) -> None:
     out = grouped(tmp_path, prepare=PrepareOptions(steps=(Drop(("fold",)),)))
-    before = files_of(out)
+    before = contents(out)
     with pytest.raises(ConfigError, match=r"with --group-by fold but .* rebuild all records with --group-by fold"):
         appended(str(tmp_path / "new.parquet"), out)
-    assert files_of(out) == before
+    assert contents(out) == before
 
 
 def test_all_splits_must_be_named_where_groups_stay_in_theirs(tmp_path: Path) -> None:
@@ -240,13 +239,13 @@ def test_all_splits_must_be_named_where_groups_stay_in_theirs(tmp_path: Path) ->
         appended(str(tmp_path / "new.parquet"), out, splits={"train": Fraction(1, 2), "val": Fraction(1, 2)})
 
 
-def test_groups_are_not_read_from_a_damaged_shard(tmp_path: Path, files_of: Any) -> None:
+def test_groups_are_not_read_from_a_damaged_shard(tmp_path: Path) -> None:
     out = grouped(tmp_path)
     (out / open_dataset(str(out)).shards[0].path).write_bytes(b"nothing")
-    before = files_of(out)
+    before = contents(out)
     with pytest.raises(CorruptionError, match=r"splits of the groups .* repair them first"):
         appended(str(tmp_path / "new.parquet"), out)
-    assert files_of(out) == before
+    assert contents(out) == before
 
 
 def test_new_shards_are_alike_in_bytes_where_the_old_ones_are(tmp_path: Path) -> None:
@@ -314,38 +313,38 @@ def three(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, list[st
     return tmp_path / "out", sources
 
 
-def test_the_draft_of_a_shard_of_a_generation_is_removed(three: tuple[Path, list[str]], files_of: Any) -> None:
-    before = files_of(three[0])
+def test_the_draft_of_a_shard_of_a_generation_is_removed(three: tuple[Path, list[str]]) -> None:
+    before = contents(three[0])
     name = next(name for name in before if name.startswith("train-g00001-00000"))
     (three[0] / f".{name}.0123abcd.part").write_bytes(b"cut short")
     (three[0] / ".another program's.0123abcd.part").write_bytes(b"cut short")
     repair(str(three[0]))
-    left = files_of(three[0]).keys() - before.keys()
+    left = contents(three[0]).keys() - before.keys()
     assert left == {".another program's.0123abcd.part"}
 
 
 @pytest.mark.parametrize("number", [0, 1, 2])
 def test_lost_shards_are_rebuilt_from_the_source_of_their_generation(
-    three: tuple[Path, list[str]], files_of: Any, number: int
+    three: tuple[Path, list[str]], number: int
 ) -> None:
     out, sources = three
-    before = files_of(out)
+    before = contents(out)
     shards = [shard for shard in open_dataset(str(out)).shards if generation_of(shard.path) == number]
     spoil(out / shards[0].path)
     (out / shards[-1].path).unlink()
     with pytest.raises(SourceError, match=f"is not what generation {number} of .* was built from"):
         repair(str(out), originals=[Original(url=integers(7, 50, out.parent / "other.parquet"))])
     assert repair(str(out), originals=[Original(url=sources[number])]).lost == ()
-    assert files_of(out) == before
+    assert contents(out) == before
 
 
 def test_shards_of_other_generations_are_left_for_their_source(
-    three: tuple[Path, list[str]], files_of: Any, capsys: pytest.CaptureFixture[str]
+    three: tuple[Path, list[str]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     from ringfeed.tools.shard_dataset.program import main
 
     out, sources = three
-    before = files_of(out)
+    before = contents(out)
     shards = {generation_of(shard.path): shard for shard in open_dataset(str(out)).shards}
     spoil(out / shards[0].path)
     spoil(out / shards[2].path)
@@ -357,7 +356,7 @@ def test_shards_of_other_generations_are_left_for_their_source(
     assert {damage.path for damage in verify(str(out))} == {shards[0].path}
     assert main(["repair", str(out), "--source", sources[0]]) == 0
     assert "repaired 1 damaged file; no record is lost" in capsys.readouterr().out
-    assert files_of(out) == before
+    assert contents(out) == before
 
 
 # --- doubles of what is there ------------------------------------------------------------------------------------
@@ -366,7 +365,7 @@ def test_shards_of_other_generations_are_left_for_their_source(
 @pytest.mark.parametrize("shard_format", ["tfrecord", "parquet"])
 @pytest.mark.parametrize("columns", [(), ("id",)])
 def test_duplicates_of_existing_records_are_not_appended(
-    parquet: str, tmp_path: Path, shard_format: str, columns: tuple[str, ...], files_of: Any
+    parquet: str, tmp_path: Path, shard_format: str, columns: tuple[str, ...]
 ) -> None:
     built(parquet, tmp_path / "out", label="label", shards=3, shard_format=shard_format)
     fresh = make_table(OLD).slice(0, NEW).set_column(0, "id", pa.array(np.arange(NEW) + OLD))
@@ -375,16 +374,16 @@ def test_duplicates_of_existing_records_are_not_appended(
     prepare = PrepareOptions(dedup=columns)
     dataset = appended(str(tmp_path / "more.parquet"), tmp_path / "out", prepare=prepare, shards=2)
     assert sorted(row["id"] for row in rows_of(dataset, "train")) == list(range(OLD + NEW))
-    before = files_of(tmp_path / "out")
+    before = contents(tmp_path / "out")
     with pytest.raises(DestinationError, match="already: they were appended as generation 1"):
         appended(str(tmp_path / "more.parquet"), tmp_path / "out", prepare=prepare)
     with pytest.raises(SourceError, match=r"source.parquet \(after .*--dedup.*\) holds no records"):
         appended(parquet, tmp_path / "out", prepare=PrepareOptions(dedup=(*columns, "price")), again=False)
-    assert files_of(tmp_path / "out") == before
+    assert contents(tmp_path / "out") == before
     shard = next(s for s in dataset.shards if generation_of(s.path) == 1)
     (tmp_path / "out" / shard.path).write_bytes(b"nothing")
     repair(str(tmp_path / "out"), originals=[Original(url=str(tmp_path / "more.parquet"))])
-    assert files_of(tmp_path / "out") == before
+    assert contents(tmp_path / "out") == before
 
 
 def write_photos(folder: Path, colours: range) -> str:
@@ -416,14 +415,14 @@ def test_images_are_compared_with_the_stored_ones(tmp_path: Path, images: ImageO
 
 @pytest.mark.parametrize("generation", [0, 1])
 def test_a_table_lost_with_shards_of_a_generation_is_rebuilt_from_its_source(
-    parquet: str, newer: str, tmp_path: Path, files_of: Any, generation: int
+    parquet: str, newer: str, tmp_path: Path, generation: int
 ) -> None:
     out = tmp_path / "out"
     splits = {"train": Fraction(3, 4), "test": Fraction(1, 4)}
     built(parquet, out, label="label", shards=3, splits=splits)
     dataset = appended(newer, out, shards=2)
     clean(Storage(str(out)))
-    before = files_of(out)
+    before = contents(out)
     (out / dataset.manifest.shards_path).unlink()
     damaged = [shard for shard in dataset.shards if generation_of(shard.path) == generation]
     (out / damaged[0].path).unlink()
@@ -434,4 +433,4 @@ def test_a_table_lost_with_shards_of_a_generation_is_rebuilt_from_its_source(
     with pytest.raises(CorruptionError, match=told[generation]):
         repair(str(out), originals=[Original(url=[newer, parquet][generation])])
     repair(str(out), originals=[Original(url=[parquet, newer][generation])])
-    assert files_of(out) == before
+    assert contents(out) == before

@@ -42,6 +42,7 @@ from ringfeed.sharding.progress import ignore
 from ringfeed.sharding.storage.storage import Storage
 from ringfeed.sharding.storage.timings import StoreTimings
 from tests.helpers.builds import built, is_heartbeat, make_table
+from tests.helpers.files import contents
 from tests.servers.store import Store
 
 SPLITS = {"train": Fraction(9, 10), "test": Fraction(1, 10)}
@@ -135,22 +136,20 @@ def test_records_of_a_shard_are_shuffled(parquet: str, tmp_path: Path) -> None:
     assert labels[0] != labels[1]
 
 
-def test_workers_change_no_byte(parquet: str, tmp_path: Path, files_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_change_no_byte(parquet: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for workers, shard_format in [(1, "tfrecord"), (2, "tfrecord"), (1, "parquet"), (2, "parquet")]:
         options = {"splits": SPLITS, "shards": 5, "workers": workers, "shard_format": shard_format}
         built(parquet, tmp_path / f"{shard_format}{workers}", label="label", **options)
     for shard_format in ("tfrecord", "parquet"):
-        assert files_of(tmp_path / f"{shard_format}1") == files_of(tmp_path / f"{shard_format}2")
+        assert contents(tmp_path / f"{shard_format}1") == contents(tmp_path / f"{shard_format}2")
 
 
-def test_batch_boundaries_change_no_byte(
-    parquet: str, tmp_path: Path, files_of: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_batch_boundaries_change_no_byte(parquet: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     built(parquet, tmp_path / "a", label="label", shards=5)
     monkeypatch.setattr("ringfeed.sharding.sources.tables.parquet.BATCH_ROWS", 17)
     monkeypatch.setattr("ringfeed.sharding.sources.tables.table_files._PART_ROWS", 150)
     built(parquet, tmp_path / "b", label="label", shards=5)
-    assert files_of(tmp_path / "a") == files_of(tmp_path / "b")
+    assert contents(tmp_path / "a") == contents(tmp_path / "b")
 
 
 def test_another_seed_is_another_order_and_split(parquet: str, tmp_path: Path) -> None:
@@ -367,14 +366,14 @@ def test_a_failed_swap_leaves_no_half_dataset(parquet: str, tmp_path: Path, monk
 
 
 def test_a_dataset_written_before_the_lease_is_taken_is_not_overwritten(
-    parquet: str, tmp_path: Path, files_of: Any, monkeypatch: pytest.MonkeyPatch
+    parquet: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     built(parquet, tmp_path / "out", label="label", shards=2)
-    before = files_of(tmp_path / "out")
+    before = contents(tmp_path / "out")
     monkeypatch.setattr(destination_module, "check_destination", lambda *_: False)  # as it was seen
     with pytest.raises(DestinationError, match="already holds a dataset"):
         built(parquet, tmp_path / "out", label="label", shards=3)
-    assert files_of(tmp_path / "out") == before
+    assert contents(tmp_path / "out") == before
 
 
 def test_a_dataset_committed_by_another_build_in_the_meantime_is_an_error(parquet: str, tmp_path: Path) -> None:
@@ -387,8 +386,8 @@ def test_a_dataset_committed_by_another_build_in_the_meantime_is_an_error(parque
         build(options, report=intrude)
 
 
-def test_leftovers_of_a_killed_build_are_removed(parquet: str, tmp_path: Path, files_of: Any) -> None:
-    whole = files_of_build(parquet, tmp_path / "whole", files_of)
+def test_leftovers_of_a_killed_build_are_removed(parquet: str, tmp_path: Path) -> None:
+    whole = files_of_build(parquet, tmp_path / "whole")
     out = tmp_path / "out"
     out.mkdir()
     for name in ("_building.json", "train-00000-of-00099.tfrecord", ".x.0011aabb.part"):
@@ -397,12 +396,12 @@ def test_leftovers_of_a_killed_build_are_removed(parquet: str, tmp_path: Path, f
         open_dataset(str(out))
     options = BuildOptions(source=parquet, destination=str(out), label="label", shards=3)
     build_at(Storage(str(out), timings=StoreTimings(silent_seconds=0.1)), options, None, ignore)
-    assert files_of(out) == whole
+    assert contents(out) == whole
 
 
-def files_of_build(parquet: str, out: Path, files_of: Any) -> dict[str, bytes]:
+def files_of_build(parquet: str, out: Path) -> dict[str, bytes]:
     built(parquet, out, label="label", shards=3)
-    result: dict[str, bytes] = files_of(out)
+    result: dict[str, bytes] = contents(out)
     return result
 
 
@@ -521,16 +520,14 @@ def test_a_file_replaced_by_a_similar_one_between_the_passes_is_detected(
         build(options, report=change)
 
 
-def test_files_that_come_and_go_during_a_build_do_not_matter(
-    halves: Path, tmp_path: Path, files_of: Callable[[Path], dict[str, bytes]]
-) -> None:
+def test_files_that_come_and_go_during_a_build_do_not_matter(halves: Path, tmp_path: Path) -> None:
     def change(progress: Progress) -> None:
         if progress.stage == "partition" and progress.done == progress.total:
             (halves / "1.parquet").rename(halves / "2.parquet")
 
     built(str(halves), tmp_path / "undisturbed", label="label", shards=2)
     build(BuildOptions(source=str(halves), destination=str(tmp_path / "out"), label="label", shards=2), report=change)
-    assert files_of(tmp_path / "out") == files_of(tmp_path / "undisturbed")
+    assert contents(tmp_path / "out") == contents(tmp_path / "undisturbed")
 
 
 @pytest.mark.parametrize("suffix", ["csv", "parquet"])
@@ -550,11 +547,11 @@ def test_a_source_that_goes_missing_between_the_passes_is_named(
         build(options, report=remove)
 
 
-def test_paths_are_accepted_as_urls(parquet: str, tmp_path: Path, files_of: Any) -> None:
+def test_paths_are_accepted_as_urls(parquet: str, tmp_path: Path) -> None:
     source, out = Path(parquet), tmp_path / "out"
     build(BuildOptions(source=source, destination=out, label="label", spill=tmp_path / "spill"))  # type: ignore[arg-type]
     build(BuildOptions(source=parquet, destination=str(tmp_path / "same"), label="label"))
-    assert files_of(out) == files_of(tmp_path / "same")
+    assert contents(out) == contents(tmp_path / "same")
     append(AppendOptions(source=source, destination=out, again=True))  # type: ignore[arg-type]
     export(ExportOptions(url=out, destination=tmp_path / "tars", to="webdataset"))  # type: ignore[arg-type]
     repair(out, originals=[Original(url=source)], spill=tmp_path / "spill")  # type: ignore[arg-type]

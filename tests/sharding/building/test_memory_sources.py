@@ -25,9 +25,9 @@ from ringfeed.sharding import (
     verify,
 )
 from ringfeed.sharding.sources.tables import table_files
+from tests.helpers.files import contents
 from tests.helpers.pictures import noise_image
 
-FilesOf = Callable[[Path], dict[str, bytes]]
 HOW: dict[str, Any] = {"label": "label", "splits": {"train": 0.9, "test": 0.1}, "shards": 5}
 
 
@@ -52,7 +52,7 @@ SOURCES: dict[str, Callable[[pa.Table], Any]] = {
 
 @pytest.mark.parametrize("kind", SOURCES)
 def test_equal_records_give_equal_bytes_whatever_holds_them(
-    kind: str, table: pa.Table, tmp_path: Path, files_of: FilesOf, spill_folder: Path
+    kind: str, table: pa.Table, tmp_path: Path, spill_folder: Path
 ) -> None:
     expected = table.drop_columns(["vector"]) if kind == "pandas" else table
     manifest = build(source=SOURCES[kind](table), destination=tmp_path / "out", **HOW)
@@ -62,17 +62,15 @@ def test_equal_records_give_equal_bytes_whatever_holds_them(
     assert sorted(found, key=lambda row: row["id"]) == expected.to_pylist()
     assert verify(str(tmp_path / "out")) == []
     build(source=expected, destination=tmp_path / "again", **HOW)
-    assert files_of(tmp_path / "out") == files_of(tmp_path / "again")
+    assert contents(tmp_path / "out") == contents(tmp_path / "again")
     assert list(spill_folder.iterdir()) == []
 
 
-def test_a_build_of_several_processes_gives_the_shards_of_a_file(
-    parquet: str, table: pa.Table, tmp_path: Path, files_of: FilesOf
-) -> None:
+def test_a_build_of_several_processes_gives_the_shards_of_a_file(parquet: str, table: pa.Table, tmp_path: Path) -> None:
     build(source=table, destination=tmp_path / "memory", workers=2, **HOW)
     build(source=parquet, destination=tmp_path / "file", **HOW)
     memory, file = (
-        {name: data for name, data in files_of(tmp_path / place).items() if name.endswith(".tfrecord")}
+        {name: data for name, data in contents(tmp_path / place).items() if name.endswith(".tfrecord")}
         for place in ("memory", "file")
     )
     assert memory == file
@@ -107,7 +105,7 @@ def test_values_of_any_shape_and_nesting_are_read(tmp_path: Path) -> None:
 
 
 def test_a_killed_build_resumes_with_the_same_records_however_they_are_cut(
-    table: pa.Table, tmp_path: Path, files_of: FilesOf, monkeypatch: pytest.MonkeyPatch
+    table: pa.Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(table_files, "_PART_BYTES", 4000)  # many parts, whose ends follow from those of the batches
     build(source=table, destination=tmp_path / "whole", **HOW)
@@ -122,7 +120,7 @@ def test_a_killed_build_resumes_with_the_same_records_however_they_are_cut(
             build(source=table.to_reader(pieces), destination=tmp_path / "out", report=interrupt, **HOW)
     build(source=table.to_reader(77), destination=tmp_path / "out", report=seen.append, **HOW)
     assert next(progress for progress in seen if progress.stage == "write").resumed >= 2
-    assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
 
 
 def test_records_are_not_appended_twice(table: pa.Table, tmp_path: Path) -> None:

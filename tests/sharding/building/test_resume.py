@@ -43,56 +43,82 @@ from ringfeed.sharding.prepare import Cast, Filter, PrepareOptions
 from ringfeed.sharding.storage.lease import Lease, hold_lease
 from ringfeed.sharding.storage.storage import Storage
 from tests.helpers.builds import built, interrupt_after, interrupted, make_table
+from tests.helpers.files import contents
 from tests.servers.store import Store
 
 pytestmark = pytest.mark.usefixtures("temporary_folder")
 
+Files = dict[str, bytes]
 SHARDS = 12
 
 
-def contents(store: Store) -> dict[str, bytes]:
-    return {name: store.read_bytes(name) for name in store.list()}
+@pytest.fixture(scope="module")
+def parquet(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """600 records, which no test changes."""
+    path = tmp_path_factory.mktemp("source") / "source.parquet"
+    pq.write_table(make_table(600), path, row_group_size=100)
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def whole(parquet: str, tmp_path_factory: pytest.TempPathFactory) -> Files:
+    """The files that the build of `options` writes if nobody disturbs it."""
+    folder = tmp_path_factory.mktemp("whole")
+    built(parquet, folder, label="label", shards=SHARDS)
+    return contents(folder)
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    return tmp_path / "out"
+
+
+@pytest.fixture
+def options(parquet: str, out: Path) -> BuildOptions:
+    return BuildOptions(source=parquet, destination=str(out), label="label", shards=SHARDS)
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), StorageError("planted"), OSError("planted")])
 @pytest.mark.parametrize("shard_format", ["tfrecord", "parquet"])
 def test_finished_shards_are_kept_and_not_written_again(
-    parquet: str, tmp_path: Path, files_of: Any, error: BaseException, shard_format: str
+    parquet: str, out: Path, error: BaseException, shard_format: str
 ) -> None:
     how: dict[str, Any] = {"label": "label", "shards": SHARDS, "shard_format": shard_format}
-    built(parquet, tmp_path / "whole", **how)
-    options = BuildOptions(source=parquet, destination=str(tmp_path / "out"), **how)
+    built(parquet, out.with_name("whole"), **how)
+    options = BuildOptions(source=parquet, destination=str(out), **how)
     with pytest.raises(type(error)) as raised:
         build(options, report=interrupt_after(5, error))
     told = re.search(r"(\d+) of 12 shards (is|are) finished: start the same command again", str(raised.value))
     assert (told is None) == (type(error) is OSError)
     assert told is None or (told[2] == "is") == (told[1] == "1")
     with pytest.raises(DatasetError, match="no dataset at"):
-        open_dataset(str(tmp_path / "out"))
-    written = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("train-*.*")}
+        open_dataset(str(out))
+    written = {path.name: path.stat().st_mtime_ns for path in out.rglob("train-*.*")}
     seen: list[Progress] = []
     build(options, report=seen.append)
     writing = [progress for progress in seen if progress.stage == "write"]
     assert writing[0].done == writing[0].resumed >= 5
     assert told is None or int(told.group(1)) == writing[0].resumed
-    again = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("train-*.*")}
+    again = {path.name: path.stat().st_mtime_ns for path in out.rglob("train-*.*")}
     assert sum(again[name] == changed for name, changed in written.items()) >= 2 * 5
-    assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")
+    assert contents(out) == contents(out.with_name("whole"))
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), StorageError("planted")])
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_finished_shards_stay_if_the_resuming_build_fails_before_it_writes(
-    parquet: str, tmp_path: Path, files_of: Any, error: BaseException, overwrite: bool
+    options: BuildOptions,
+    whole: Files,
+    out: Path,
+    error: BaseException,
+    overwrite: bool,
 ) -> None:
     """Interrupted as it reads, or refused: two preemptions in a row, or a flag that was forgotten, cost no shard."""
-    how: dict[str, Any] = {"label": "label", "shards": SHARDS}
-    built(parquet, tmp_path / "whole", **how)
     if overwrite:
-        built(parquet, tmp_path / "out", label="label", shards=3)
-    options = BuildOptions(source=parquet, destination=str(tmp_path / "out"), overwrite=overwrite, **how)
+        build(replace(options, shards=3))
+    options = replace(options, overwrite=overwrite)
     interrupted(options, 5)
-    left = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("train-*.tfrecord")}
+    left = {path: path.stat().st_mtime_ns for path in out.rglob("train-*.tfrecord")}
 
     for stage in ("count", "partition"):
 
@@ -105,86 +131,77 @@ def test_finished_shards_stay_if_the_resuming_build_fails_before_it_writes(
     for wrong in (Filter("id < 0"), Cast((("id", "int8"),))):
         with pytest.raises(SourceError):
             build(replace(options, prepare=PrepareOptions(steps=(wrong,))))
-    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("train-*.tfrecord")} == left
+    assert {path: path.stat().st_mtime_ns for path in out.rglob("train-*.tfrecord")} == left
     seen: list[Progress] = []
     build(options, report=seen.append)
     assert next(progress for progress in seen if progress.stage == "write").resumed >= 5
-    assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")
+    assert contents(out) == whole
 
 
-def test_a_finished_shard_damaged_in_the_meantime_is_written_again(parquet: str, tmp_path: Path, files_of: Any) -> None:
-    built(parquet, tmp_path / "whole", label="label", shards=SHARDS)
-    options = BuildOptions(source=parquet, destination=str(tmp_path / "out"), label="label", shards=SHARDS)
+def test_a_finished_shard_damaged_in_the_meantime_is_written_again(
+    options: BuildOptions, whole: Files, out: Path
+) -> None:
     interrupted(options, 6)
-    first, second, third = sorted((tmp_path / "out").glob("train-*.tfrecord"))[:3]
+    first, second, third = sorted(out.glob("train-*.tfrecord"))[:3]
     first.write_bytes(first.read_bytes()[:-1] + b"x")
     second.write_bytes(second.read_bytes()[:-1])
     third.unlink()
     build(options)
-    assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")
+    assert contents(out) == whole
 
 
 @pytest.mark.parametrize("change", [{"seed": 1}, {"shards": 5}, {"shard_format": "parquet"}])
-def test_the_work_of_another_plan_is_not_resumed(
-    parquet: str, tmp_path: Path, files_of: Any, change: dict[str, Any]
-) -> None:
-    how: dict[str, Any] = {"label": "label", "shards": SHARDS}
-    options = BuildOptions(source=parquet, destination=str(tmp_path / "out"), **how)
+def test_the_work_of_another_plan_is_not_resumed(options: BuildOptions, out: Path, change: dict[str, Any]) -> None:
     interrupted(options, 5)
-    built(parquet, tmp_path / "out", **(how | change))
-    built(parquet, tmp_path / "whole", **(how | change))
-    assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")
+    build(replace(options, **change))
+    build(replace(options, destination=str(out.with_name("whole")), **change))
+    assert contents(out) == contents(out.with_name("whole"))
 
 
-def test_a_source_that_changed_is_read_anew(parquet: str, tmp_path: Path, files_of: Any) -> None:
-    how: dict[str, Any] = {"label": "label", "shards": SHARDS}
-    options = BuildOptions(source=parquet, destination=str(tmp_path / "out"), **how)
+def test_a_source_that_changed_is_read_anew(options: BuildOptions, tmp_path: Path, out: Path) -> None:
+    options = replace(options, source=shutil.copy(options.source, tmp_path))
     interrupted(options, 5)
-    pq.write_table(make_table(500), parquet, row_group_size=100)
-    built(parquet, tmp_path / "out", **how)
-    built(parquet, tmp_path / "whole", **how)
-    assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")
+    pq.write_table(make_table(500), options.source, row_group_size=100)
+    build(options)
+    build(replace(options, destination=str(out.with_name("whole"))))
+    assert contents(out) == contents(out.with_name("whole"))
 
 
-def test_a_bad_source_leaves_nothing_to_resume(parquet: str, nothing_left: Path) -> None:
-    options = BuildOptions(source=parquet, destination=str(nothing_left), label="label", shards=SHARDS)
+def test_a_bad_source_leaves_nothing_to_resume(options: BuildOptions, nothing_left: Path) -> None:
+    options = replace(options, destination=str(nothing_left))
     with pytest.raises(SourceError, match=r"^planted$"):
         build(options, report=interrupt_after(5, SourceError("planted")))
 
 
-def test_a_build_killed_after_its_commit_is_tidied_up(parquet: str, tmp_path: Path, files_of: Any) -> None:
-    options = BuildOptions(source=parquet, destination=str(tmp_path / "out"), label="label", shards=SHARDS)
+def test_a_build_killed_after_its_commit_is_tidied_up(options: BuildOptions, out: Path) -> None:
     build(options)
-    whole = files_of(tmp_path / "out")
-    plan = open_dataset(str(tmp_path / "out")).manifest.plan
+    whole = contents(out)
+    plan = open_dataset(str(out)).manifest.plan
     holder = {"token": "1", "host": "elsewhere", "boot": "", "pid": 1, "started": "", "about": {}, "released": True}
-    (tmp_path / "out" / "_building.json").write_text(json.dumps(holder))
-    (tmp_path / "out" / "_building" / plan).mkdir(parents=True)
-    (tmp_path / "out" / "_building" / plan / "000000-000000.json").write_text("{}")
+    (out / "_building.json").write_text(json.dumps(holder))
+    (out / "_building" / plan).mkdir(parents=True)
+    (out / "_building" / plan / "000000-000000.json").write_text("{}")
     build(options)
-    assert files_of(tmp_path / "out") == whole
+    assert contents(out) == whole
     with pytest.raises(DestinationError, match="already holds a dataset"):
         build(options)
 
 
-def test_clean_removes_what_a_killed_build_left_and_nothing_else(parquet: str, tmp_path: Path, files_of: Any) -> None:
-    out = tmp_path / "out"
-    build(BuildOptions(source=parquet, destination=str(out), label="label", shards=SHARDS))
-    whole = files_of(out)
-    options = BuildOptions(source=parquet, destination=str(out), label="label", shards=SHARDS, seed=1, overwrite=True)
-    interrupted(options, 5)
-    assert len(files_of(out)) > len(whole)
+def test_clean_removes_what_a_killed_build_left_and_nothing_else(options: BuildOptions, out: Path) -> None:
+    build(options)
+    whole = contents(out)
+    interrupted(replace(options, seed=1, overwrite=True), 5)
+    assert len(contents(out)) > len(whole)
     foreseen = clean(Storage(str(out)), dry_run=True)
-    assert len(files_of(out)) == len(whole) + sum(url.startswith(f"{out}/") for url in foreseen)
+    assert len(contents(out)) == len(whole) + sum(url.startswith(f"{out}/") for url in foreseen)
     assert clean(Storage(str(out))) == foreseen
-    assert files_of(out) == whole
+    assert contents(out) == whole
 
 
 @pytest.mark.parametrize("killed_again", [False, True])
 def test_clean_removes_a_build_killed_just_before_its_commit(
-    parquet: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed_again: bool
+    parquet: str, out: Path, monkeypatch: pytest.MonkeyPatch, killed_again: bool
 ) -> None:
-    out = tmp_path / "out"
     built(parquet, out, label="label", shards=3)
     (out / "_ringfeed/dataset.json").unlink()
     (out / "_building.json").write_text(json.dumps(HOLDER | {"released": True}))
@@ -204,42 +221,40 @@ def test_clean_removes_a_build_killed_just_before_its_commit(
 @pytest.mark.parametrize("mark", ["_building.json", "_building.takeover-1.json"])
 @pytest.mark.parametrize("cleaned", [False, True])
 def test_a_build_killed_at_its_first_write_does_not_block_others(
-    parquet: str, tmp_path: Path, files_of: Any, cleaned: bool, mark: str
+    parquet: str, out: Path, cleaned: bool, mark: str
 ) -> None:
-    out = tmp_path / "out"
     out.mkdir()
     (out / f".{mark}.d38f0616.part").write_bytes(b"{")
     if cleaned:
         assert clean(Storage(str(out))) == [f"{out}/.{mark}.d38f0616.part"]
         assert not out.exists()
     built(parquet, out, label="label", shards=3)
-    built(parquet, tmp_path / "undisturbed", label="label", shards=3)
-    assert files_of(out) == files_of(tmp_path / "undisturbed")
+    built(parquet, out.with_name("undisturbed"), label="label", shards=3)
+    assert contents(out) == contents(out.with_name("undisturbed"))
 
 
-def test_clean_leaves_another_program_s_files_alone(tmp_path: Path, files_of: Any) -> None:
+def test_clean_leaves_another_program_s_files_alone(tmp_path: Path) -> None:
     out = tmp_path / "tfds"
     out.mkdir()
     for name in ("mnist-train.tfrecord-00000-of-00001", "x-00000-of-00001.tfrecord", "dataset_info.json"):
         (out / name).write_bytes(b"theirs")
-    before = files_of(out)
+    before = contents(out)
     assert clean(Storage(str(out))) == []
-    assert files_of(out) == before
+    assert contents(out) == before
 
 
-def test_clean_leaves_a_dataset_within_the_folder_alone(parquet: str, tmp_path: Path, files_of: Any) -> None:
-    out = tmp_path / "out"
+def test_clean_leaves_a_dataset_within_the_folder_alone(parquet: str, out: Path) -> None:
     for root in (out, out / "another"):
         built(parquet, root, label="label", shards=3)
     (out / "another" / ".train-00000-of-00003.tfrecord.0123abcd.part").write_bytes(b"begun")
     (out / "another" / ".train-00000-of-00003.tfrecord.0123abcd.part").write_bytes(b"of a build at work")
-    whole, another = files_of(out), files_of(out / "another")
+    whole, another = contents(out), contents(out / "another")
     (out / "_building.json").write_text(json.dumps(HOLDER | {"released": True}))
     assert clean(Storage(str(out))) == [f"{out}/_building.json"]
-    assert files_of(out) == whole
+    assert contents(out) == whole
     append(AppendOptions(source=parquet, destination=str(out), again=True))
     built(parquet, out, label="label", shards=2, overwrite=True)
-    assert files_of(out / "another") == another
+    assert contents(out / "another") == another
 
 
 def at_shard(number: int, act: Callable[[], object]) -> Callable[[Progress], None]:
@@ -250,17 +265,14 @@ def at_shard(number: int, act: Callable[[], object]) -> Callable[[Progress], Non
     return report
 
 
-def test_a_destination_removed_during_a_build_is_reported_and_can_be_cleaned(parquet: str, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    options = BuildOptions(source=parquet, destination=str(out), label="label", shards=SHARDS)
+def test_a_destination_removed_during_a_build_is_reported_and_can_be_cleaned(options: BuildOptions, out: Path) -> None:
     with pytest.raises(DestinationError, match=r"out was removed or cleaned up while .* with: shard-dataset clean"):
         build(options, report=at_shard(5, lambda: shutil.rmtree(out, ignore_errors=True)))
     clean(str(out))
     assert not out.exists()
 
 
-def test_a_failed_write_mentions_a_removal_only_if_there_was_one(tmp_path: Path) -> None:
-    out = tmp_path / "out"
+def test_a_failed_write_mentions_a_removal_only_if_there_was_one(out: Path) -> None:
     with draft_dataset(Storage(str(out)), "new", {"task": "build"}) as draft:
         with pytest.raises(StorageError, match="no room"), draft.checking_lease():
             raise StorageError("no room")
@@ -280,49 +292,47 @@ def test_a_build_that_lost_its_lease_and_its_spill_reports_the_lost_lease(store:
     assert store.list() == ["_building.json"]
 
 
-def test_a_build_that_lost_its_lease_does_not_overwrite_the_table_of_the_holder(parquet: str, tmp_path: Path) -> None:
-    out = tmp_path / "out"
+def test_a_build_that_lost_its_lease_does_not_overwrite_the_table_of_the_holder(
+    options: BuildOptions, out: Path
+) -> None:
 
     def take_over() -> None:
         (out / "_building.json").write_text(json.dumps(HOLDER))
         (out / "_ringfeed/shards.table").write_bytes(b"theirs")
 
-    options = BuildOptions(source=parquet, destination=str(out), label="label", shards=SHARDS)
     with pytest.raises(DestinationError, match="was taken over by another process"):
         build(options, report=at_shard(5, take_over))
     assert (out / "_ringfeed/shards.table").read_bytes() == b"theirs"
 
 
-def test_a_spill_removed_during_a_build_costs_no_shard(parquet: str, tmp_path: Path, files_of: Any) -> None:
-    out, spill = tmp_path / "out", tmp_path / "spill"
-    options = BuildOptions(source=parquet, destination=str(out), label="label", shards=SHARDS, spill=str(spill))
+def test_a_spill_removed_during_a_build_costs_no_shard(options: BuildOptions, whole: Files, out: Path) -> None:
+    spill = out.with_name("spill")
+    options = replace(options, spill=str(spill))
     with pytest.raises(StorageError, match=r"was removed while it was needed; .* finished: start"):
         build(options, report=at_shard(2, lambda: shutil.rmtree(spill)))
     build(options)
-    built(parquet, tmp_path / "whole", label="label", shards=SHARDS)
-    assert files_of(out) == files_of(tmp_path / "whole")
+    assert contents(out) == whole
 
 
 @pytest.mark.parametrize("gone", ["000000.arrow", "000000.json"])
-def test_a_spill_that_lacks_a_part_is_written_again(parquet: str, tmp_path: Path, files_of: Any, gone: str) -> None:
+def test_a_spill_that_lacks_a_part_is_written_again(options: BuildOptions, whole: Files, out: Path, gone: str) -> None:
     """As by a clean that was killed."""
-    out, spill = tmp_path / "out", tmp_path / "spill"
-    options = BuildOptions(source=parquet, destination=str(out), label="label", shards=SHARDS, spill=str(spill))
+    spill = out.with_name("spill")
+    options = replace(options, spill=str(spill))
     interrupted(options, 5)
     (left,) = spill.rglob(gone)
     left.unlink()
     seen: list[Progress] = []
     build(options, report=seen.append)
     assert max(progress.resumed for progress in seen if progress.stage == "write") >= 5
-    built(parquet, tmp_path / "whole", label="label", shards=SHARDS)
-    assert files_of(out) == files_of(tmp_path / "whole")
+    assert contents(out) == whole
 
 
 def test_a_spill_without_the_records_of_a_damaged_shard_is_written_again(
-    parquet: str, tmp_path: Path, files_of: Any
+    options: BuildOptions, whole: Files, out: Path
 ) -> None:
-    out, spill = tmp_path / "out", tmp_path / "spill"
-    options = BuildOptions(source=parquet, destination=str(out), label="label", shards=SHARDS, spill=str(spill))
+    spill = out.with_name("spill")
+    options = replace(options, spill=str(spill))
     for shards in (3, 7):
         shutil.rmtree(spill, ignore_errors=True)  # so that the second spills no records of what the first finished
         interrupted(options, shards)
@@ -331,19 +341,17 @@ def test_a_spill_without_the_records_of_a_damaged_shard_is_written_again(
     seen: list[Progress] = []
     build(options, report=seen.append)
     assert next(progress for progress in seen if progress.stage == "partition").resumed
-    built(parquet, tmp_path / "whole", label="label", shards=SHARDS)
-    assert files_of(out) == files_of(tmp_path / "whole")
+    assert contents(out) == whole
 
 
 HOLDER = {"token": "1", "host": "elsewhere", "boot": "", "pid": 1, "started": "", "about": {}}
 
 
 def test_clean_leaves_a_dataset_alone_that_is_committed_while_it_looks(
-    parquet: str, tmp_path: Path, files_of: Any, monkeypatch: pytest.MonkeyPatch
+    parquet: str, tmp_path: Path, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    out = tmp_path / "out"
     built(parquet, out, label="label", shards=3)
-    whole = files_of(out)
+    whole = contents(out)
     (out / "_ringfeed/dataset.json").rename(tmp_path / "dataset.json")
     (out / "_ringfeed/shards.table").rename(tmp_path / "shards.table")
     (out / "_building.json").write_text(json.dumps(HOLDER))
@@ -356,14 +364,10 @@ def test_clean_leaves_a_dataset_alone_that_is_committed_while_it_looks(
     clock = SimpleNamespace(monotonic=time.monotonic, sleep=finish)  # its own: other threads sleep, too
     monkeypatch.setattr("ringfeed.sharding.storage.lease.time", clock)
     clean(str(out))
-    assert files_of(out) == whole
+    assert contents(out) == whole
 
 
-def test_nobody_writes_while_clean_removes(
-    parquet: str, tmp_path: Path, files_of: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    out = tmp_path / "out"
-    options = BuildOptions(source=parquet, destination=str(out), label="label", shards=SHARDS)
+def test_nobody_writes_while_clean_removes(options: BuildOptions, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     interrupted(options, 5)
     removed: list[str] = []
 
@@ -379,9 +383,7 @@ def test_nobody_writes_while_clean_removes(
     assert not out.exists()
 
 
-def test_clean_works_on_a_full_disk(parquet: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    out = tmp_path / "out"
-    options = BuildOptions(source=parquet, destination=str(out), label="label", shards=SHARDS)
+def test_clean_works_on_a_full_disk(options: BuildOptions, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     interrupted(options, 5)
 
     def full(*_: object, **__: object) -> None:
@@ -404,65 +406,59 @@ def test_clean_on_a_full_disk_still_respects_a_writer(small_disk: Path) -> None:
         (small_disk / "fill").unlink()
 
 
-def test_a_replacement_leaves_nothing_of_earlier_killed_ones(parquet: str, tmp_path: Path, files_of: Any) -> None:
-    out = tmp_path / "out"
-    how: dict[str, Any] = {"label": "label", "shards": SHARDS}
-    built(parquet, out, label="label", shards=3)
+def test_a_replacement_leaves_nothing_of_earlier_killed_ones(options: BuildOptions, whole: Files, out: Path) -> None:
+    build(replace(options, shards=3))
     (out / "._building.json.d38f0616.part").write_bytes(b"{")  # of one that was killed at its first write
-    built(parquet, out, overwrite=True, **how)
-    built(parquet, tmp_path / "whole", **how)
-    assert files_of(out) == files_of(tmp_path / "whole")
+    build(replace(options, overwrite=True))
+    assert contents(out) == whole
     for name in ("dataset.json", "shards.table"):  # of one that was killed over its renames
         (out / "_ringfeed" / name).unlink()
     (out / "_building.json").write_text(json.dumps(HOLDER | {"released": True}))
     (out / "_replacing" / "_building" / "0123456789abcdef").mkdir(parents=True)
-    built(parquet, out, overwrite=True, **how)
-    assert files_of(out) == files_of(tmp_path / "whole")
+    build(replace(options, overwrite=True))
+    assert contents(out) == whole
     assert [path for path in out.rglob("*") if path.is_dir()] == [out / "_ringfeed"]
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_the_same_build_tidies_up_after_one_killed_after_its_replacement(
-    parquet: str, tmp_path: Path, files_of: Any, overwrite: bool
+    parquet: str, out: Path, overwrite: bool
 ) -> None:
     """What lies in `_replacing`, or in the folder itself: of a build that found no dataset there to replace."""
-    out = tmp_path / "out"
     plan = built(parquet, out, label="label", shards=3).manifest.plan
-    whole = files_of(out)
+    whole = contents(out)
     for folder in ("_building", "_replacing/_building"):
         (out / folder / plan).mkdir(parents=True)
         (out / folder / plan / "000000-000000.json").write_text("{}")
     (out / "_building.json").write_text(json.dumps(HOLDER | {"released": True, "plan": plan}))
     built(parquet, out, label="label", shards=3, overwrite=overwrite)
-    assert files_of(out) == whole
+    assert contents(out) == whole
     assert [path for path in out.rglob("*") if path.is_dir()] == [out / "_ringfeed"]
 
 
-def test_a_killed_replacement_resumes(parquet: str, tmp_path: Path, files_of: Any) -> None:
-    built(parquet, tmp_path / "out", label="label", shards=3)
-    how: dict[str, Any] = {"label": "label", "shards": SHARDS, "seed": 1}
-    options = BuildOptions(source=parquet, destination=str(tmp_path / "out"), overwrite=True, **how)
+def test_a_killed_replacement_resumes(options: BuildOptions, whole: Files, out: Path) -> None:
+    build(replace(options, shards=3))
+    options = replace(options, overwrite=True)
     interrupted(options, 5)
-    assert verify(str(tmp_path / "out")) == []
+    assert verify(str(out)) == []
     seen: list[Progress] = []
     build(options, report=seen.append)
     assert max(progress.resumed for progress in seen if progress.stage == "write") >= 5
-    built(parquet, tmp_path / "whole", **how)
-    assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")
+    assert contents(out) == whole
 
 
 def test_a_killed_replacement_does_not_take_the_dataset_with_appended_records_for_its_own(
-    parquet: str, tmp_path: Path, files_of: Any
+    parquet: str, out: Path
 ) -> None:
     """The first generation of that is of the same plan. A killed one may also leave the folder of a generation."""
-    out, how = tmp_path / "out", {"label": "label", "shards": 3}
+    how = {"label": "label", "shards": 3}
     plan = built(parquet, out, **how).manifest.plan
-    whole = files_of(out)
+    whole = contents(out)
     append(AppendOptions(source=parquet, destination=str(out), again=True))
     (out / "_building.json").write_text(json.dumps(HOLDER | {"released": True, "plan": plan}))
     (out / "g00001").mkdir()
     built(parquet, out, overwrite=True, **how)
-    assert files_of(out) == whole
+    assert contents(out) == whole
     assert [path for path in out.rglob("*") if path.is_dir()] == [out / "_ringfeed"]
 
 
@@ -529,8 +525,7 @@ def undisturbed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
     start = time.monotonic()
     subprocess.run(command(source, str(whole), request.param), check=True, stdout=subprocess.DEVNULL)
     seconds = time.monotonic() - start
-    files = {str(p.relative_to(whole)): p.read_bytes() for p in whole.rglob("*") if p.is_file()}
-    return Undisturbed(source=source, shard_format=request.param, files=files, seconds=seconds)
+    return Undisturbed(source=source, shard_format=request.param, files=contents(whole), seconds=seconds)
 
 
 # The campaign has every pair.
@@ -557,5 +552,5 @@ def _campaign(store: Store, undisturbed: Undisturbed, kills: int, seed: int) -> 
     child = Store(name=store.name, url=f"{store.url}/{seed}", env=store.env, storage_options=store.storage_options)
     argv = command(undisturbed.source, child.url, undisturbed.shard_format)
     killed = kill_until_done(argv, child, kills, undisturbed.seconds, random.Random(seed))
-    assert contents(child) == undisturbed.files
+    assert {name: child.read_bytes(name) for name in child.list()} == undisturbed.files
     return killed

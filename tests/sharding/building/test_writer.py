@@ -6,18 +6,19 @@ from typing import Any
 import pytest
 
 from ringfeed.sharding import ConfigError, DestinationError, SourceError, Writer, build, open_dataset
+from tests.helpers.files import contents
 
 RECORDS: list[dict[str, Any]] = [{"id": i, "label": "ab"[i % 2]} for i in range(40)]
 HOW: dict[str, Any] = {"label": "label", "shards": 2, "splits": {"train": 0.75, "test": 0.25}}
 
 
-def test_records_become_the_dataset_that_a_build_writes(tmp_path: Path, files_of: Any) -> None:
+def test_records_become_the_dataset_that_a_build_writes(tmp_path: Path) -> None:
     with Writer(tmp_path / "out", **HOW) as writer:
         for record in RECORDS:
             writer.write(record)
         assert not (tmp_path / "out").exists()
     build(source=RECORDS, destination=tmp_path / "built", **HOW)
-    assert files_of(tmp_path / "out") == files_of(tmp_path / "built")
+    assert contents(tmp_path / "out") == contents(tmp_path / "built")
     assert writer.manifest == open_dataset(str(tmp_path / "out")).manifest
     writer.close()
     with pytest.raises(ConfigError, match="this Writer is closed"):

@@ -1,7 +1,6 @@
 """Companion files of other programs survive resumed builds, and are checked and rebuilt."""
 
 import shutil
-from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -23,9 +22,8 @@ from ringfeed.sharding import (
 )
 from ringfeed.sharding.dataset import tfds_files as tfds
 from tests.helpers.builds import built, interrupted, is_heartbeat, make_table, rows_of_blocks
-from tests.helpers.files import all_files
+from tests.helpers.files import all_files, contents
 
-Files = Callable[[Path], dict[str, bytes]]
 BUILD = import_module("ringfeed.sharding.building.build")  # the package has a function of this name
 SHARDS = 4
 OPTIONS: dict[str, Any] = {"label": "label", "shards": SHARDS, "dali_index": True}
@@ -57,9 +55,7 @@ def test_the_manifest_and_the_plan_list_them(pristine: Dataset, parquet: str) ->
 
 class TestBuild:
     @pytest.mark.parametrize("damaged", [False, True])
-    def test_files_of_finished_shards_are_kept(
-        self, parquet: str, tmp_path: Path, files_of: Files, damaged: bool
-    ) -> None:
+    def test_files_of_finished_shards_are_kept(self, parquet: str, tmp_path: Path, damaged: bool) -> None:
         built(parquet, tmp_path / "whole", **OPTIONS)
 
         options = BuildOptions(source=parquet, destination=str(tmp_path / "out"), **OPTIONS)
@@ -71,7 +67,7 @@ class TestBuild:
         build(options)
         assert first.stat().st_mtime_ns == written[0]
         assert (second.stat().st_mtime_ns == written[1]) is not damaged
-        assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")
+        assert contents(tmp_path / "out") == contents(tmp_path / "whole")
 
     def test_a_shard_that_is_streamed_has_the_same(self, parquet: str, tmp_path: Path) -> None:
         built(parquet, tmp_path / "whole", **OPTIONS)
@@ -87,9 +83,9 @@ class TestBuild:
         assert list(root.glob("*.json")) == []
 
     def test_a_failed_replacement_leaves_those_that_were_there(
-        self, parquet: str, root: Path, files_of: Files, monkeypatch: pytest.MonkeyPatch
+        self, parquet: str, root: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        before = files_of(root)
+        before = contents(root)
 
         def fail(*_: object) -> None:
             raise ValueError("planted")
@@ -97,12 +93,12 @@ class TestBuild:
         monkeypatch.setattr(BUILD, "seal", fail)
         with pytest.raises(ValueError, match="planted"):
             built(parquet, root, **(OPTIONS | {"shards": 2, "overwrite": True}))
-        assert files_of(root) == before
+        assert contents(root) == before
 
-    def test_cleaning_removes_none_of_a_dataset(self, root: Path, files_of: Files) -> None:
-        before = files_of(root)
+    def test_cleaning_removes_none_of_a_dataset(self, root: Path) -> None:
+        before = contents(root)
         assert clean(Storage(str(root))) == []
-        assert files_of(root) == before
+        assert contents(root) == before
 
 
 class TestDamages:
@@ -124,7 +120,7 @@ class TestDamages:
             index_of(pristine, 3): ("swapped", 0),
         }
 
-    def test_all_are_rebuilt_bit_by_bit(self, root: Path, pristine: Dataset, files_of: Files) -> None:
+    def test_all_are_rebuilt_bit_by_bit(self, root: Path, pristine: Dataset) -> None:
         for name in pristine.manifest.files:
             change(root / name, 10)
         (root / index_of(pristine, 0)).unlink()
@@ -133,7 +129,7 @@ class TestDamages:
         plan = plan_repair(str(root))
         assert {remedy.action for remedy in plan.remedies} == {"rewrite"}
         assert repair(str(root)).lost == ()
-        assert files_of(root) == files_of(Path(pristine.storage.locate()))
+        assert contents(root) == contents(Path(pristine.storage.locate()))
 
     def test_a_file_of_another_version_is_rewritten(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (root / "features.json").unlink()
@@ -164,7 +160,7 @@ class TestLosses:
         assert "a repair left records out" in tfds.tfds_obstacle(dataset.manifest, dataset.shards)
 
     def test_a_repair_killed_at_any_step_can_be_run_again(
-        self, root: Path, pristine: Dataset, tmp_path: Path, files_of: Files, monkeypatch: pytest.MonkeyPatch
+        self, root: Path, pristine: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         for offset in range(1000, 1300):
             change(root / pristine.shards[0].path, offset)
@@ -178,8 +174,8 @@ class TestLosses:
             with monkeypatch.context() as patch:
                 killed += kills(copy, step, patch)
             repair(str(copy))
-            mark = {"_building.json"} & files_of(copy).keys()  # of one killed with nothing left to do but remove it
-            assert files_of(copy) == files_of(expected) | {name: files_of(copy)[name] for name in mark}
+            mark = {"_building.json"} & contents(copy).keys()  # of one killed with nothing left to do but remove it
+            assert contents(copy) == contents(expected) | {name: contents(copy)[name] for name in mark}
         assert step > 6
 
 

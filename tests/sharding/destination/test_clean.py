@@ -4,7 +4,6 @@ import signal
 import subprocess
 import sys
 import uuid
-from collections.abc import Callable
 from pathlib import Path
 
 import fsspec
@@ -14,6 +13,7 @@ from ringfeed.sharding import BuildOptions, ExportOptions, build, export
 from ringfeed.sharding.destination.clean import clean
 from ringfeed.sharding.storage.storage import Storage
 from tests.helpers.builds import built
+from tests.helpers.files import contents
 
 pytestmark = pytest.mark.usefixtures("temporary_folder")
 
@@ -103,16 +103,14 @@ def test_the_next_build_aborts_the_uploads_of_a_killed_one(folder: str, parquet:
     assert uploads(folder) == ["/notes.bin", "/train-00000-of-00002.tfrecord"]
 
 
-def test_the_next_export_aborts_the_uploads_of_a_killed_one(
-    folder: str, parquet: str, tmp_path: Path, files_of: Callable[[Path], dict[str, bytes]]
-) -> None:
+def test_the_next_export_aborts_the_uploads_of_a_killed_one(folder: str, parquet: str, tmp_path: Path) -> None:
     built(parquet, tmp_path / "dataset", label="label", shards=2)
     export(ExportOptions(url=str(tmp_path / "dataset"), destination=str(tmp_path / "here"), to="webdataset"))
     killed("export", folder)
     export(ExportOptions(url=str(tmp_path / "dataset"), destination=folder, to="webdataset"))
     assert uploads(folder) == ["/notes.bin"]
     store = Storage(folder)
-    assert {name: store.read(name) for name in store.list()} == files_of(tmp_path / "here")
+    assert {name: store.read(name) for name in store.list()} == contents(tmp_path / "here")
 
 
 def test_a_folder_made_in_a_console_is_a_destination_and_stays(folder: str, parquet: str) -> None:

@@ -20,6 +20,7 @@ from ringfeed.sharding.prepare import PrepareOptions
 from ringfeed.sharding.storage.retry import RetryPolicy
 from ringfeed.sharding.storage.storage import Storage
 from tests.helpers.commands import Cli
+from tests.helpers.files import contents
 from tests.servers.store import Store
 
 SHARDS = 12
@@ -58,9 +59,7 @@ def interrupted_at(stage: str, options: BuildOptions) -> list[Progress]:
     return seen
 
 
-def test_a_build_that_spills_to_a_store_resumes_from_there(
-    parts: str, store: Store, tmp_path: Path, files_of: Any
-) -> None:
+def test_a_build_that_spills_to_a_store_resumes_from_there(parts: str, store: Store, tmp_path: Path) -> None:
     how: dict[str, Any] = {"label": "label", "shards": SHARDS, "prepare": PrepareOptions(dedup=("id",))}
     spill = Storage(f"{store.url}/spill")
     options = BuildOptions(source=parts, destination=str(tmp_path / "out"), spill=f"{store.url}/spill", **how)
@@ -73,7 +72,7 @@ def test_a_build_that_spills_to_a_store_resumes_from_there(
     assert first.resumed == first.total == 6
     assert spill.list() == []
     build(BuildOptions(source=parts, destination=str(tmp_path / "whole"), spill=str(tmp_path / "s"), **how))
-    assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
     assert not (tmp_path / "s").exists()
 
 

@@ -44,12 +44,11 @@ from ringfeed.sharding.engines.executors import ClusterExecutor, portable_error,
 from ringfeed.sharding.prepare import ImageOptions, PrepareOptions, Size
 from tests.helpers.builds import built, make_table
 from tests.helpers.commands import Cli
+from tests.helpers.files import contents
 from tests.helpers.listeners import documented, noted_listeners
 from tests.servers.dask import DaskCluster, dask_cluster
 from tests.servers.process import free_ports
 from tests.servers.ray import RayCluster, ray_cluster
-
-FilesOf = Callable[[Path], dict[str, bytes]]
 
 
 @pytest.fixture(autouse=True)
@@ -107,7 +106,7 @@ def after(seconds: float, path: Path) -> tuple[Callable[..., Any], tuple[Any, ..
 
 
 def test_a_cluster_writes_the_same_bytes_and_its_own_output_is_not_printed(
-    doubled: str, engine: str, tmp_path: Path, files_of: FilesOf, installed: Cli
+    doubled: str, engine: str, tmp_path: Path, installed: Cli
 ) -> None:
     built(doubled, tmp_path / "here", label="label", shards=8, prepare=PrepareOptions(dedup=()))
     args = ["build", doubled, str(tmp_path / "there"), "--label", "label", "--shards", "8", "--dedup"]
@@ -115,11 +114,11 @@ def test_a_cluster_writes_the_same_bytes_and_its_own_output_is_not_printed(
     assert done.returncode == 0, done.stderr
     assert {json.loads(line)["event"] for line in done.stderr.splitlines()} == {"progress"}
     assert json.loads(done.stdout)["records"] == 2000
-    assert files_of(tmp_path / "there") == files_of(tmp_path / "here")
+    assert contents(tmp_path / "there") == contents(tmp_path / "here")
 
 
 def test_relative_paths_are_resolved_in_the_command_s_folder(
-    doubled: str, engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files_of: FilesOf
+    doubled: str, engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     more = Path("more.parquet")
@@ -129,13 +128,13 @@ def test_relative_paths_are_resolved_in_the_command_s_folder(
         append(AppendOptions(source=str(more), destination=folder, engine=where))
         build(BuildOptions(source=folder, destination=f"{folder}-again", label="label", shards=2, engine=where))
     for ending in ("", "-again"):
-        there, here = files_of(Path(f"there{ending}")), files_of(Path(f"here{ending}"))
+        there, here = contents(Path(f"there{ending}")), contents(Path(f"here{ending}"))
         assert [data for name, data in there.items() if "train" in name] == [
             data for name, data in here.items() if "train" in name
         ]
 
 
-def test_a_killed_dask_worker_does_not_change_the_result(doubled: str, tmp_path: Path, files_of: FilesOf) -> None:
+def test_a_killed_dask_worker_does_not_change_the_result(doubled: str, tmp_path: Path) -> None:
     built(doubled, tmp_path / "here", label="label", shards=16)
     victims: list[subprocess.Popen[bytes]] = []
     with dask_cluster(tmp_path, 3) as cluster:
@@ -153,12 +152,10 @@ def test_a_killed_dask_worker_does_not_change_the_result(doubled: str, tmp_path:
         options = BuildOptions(source=doubled, destination=str(tmp_path / "there"), label="label", shards=16)
         build(dataclasses.replace(options, engine=cluster.engine), report=kill)
         assert [victim.wait(280) for victim in victims] == [-signal.SIGKILL] * 2
-    assert files_of(tmp_path / "there") == files_of(tmp_path / "here")
+    assert contents(tmp_path / "there") == contents(tmp_path / "here")
 
 
-def test_a_killed_ray_worker_does_not_change_the_result(
-    near_ray: RayCluster, doubled: str, tmp_path: Path, files_of: FilesOf
-) -> None:
+def test_a_killed_ray_worker_does_not_change_the_result(near_ray: RayCluster, doubled: str, tmp_path: Path) -> None:
     built(doubled, tmp_path / "here", label="label", shards=16)
     wait = f"while ! [ -e {tmp_path}/killed ]; do sleep 0.1; done"
     jobs = [(subprocess.run, (["sh", "-c", wait],)) for _ in range(3)]
@@ -171,7 +168,7 @@ def test_a_killed_ray_worker_does_not_change_the_result(
         build(options, executor=executor)
         assert slow.result(280).returncode == 0
         assert sorted(number for number, _ in results) == [0, 1, 2]
-    assert files_of(tmp_path / "there") == files_of(tmp_path / "here")
+    assert contents(tmp_path / "there") == contents(tmp_path / "here")
 
 
 def wait_for(look: Callable[[], Any], seconds: float = 280) -> Any:
@@ -182,7 +179,7 @@ def wait_for(look: Callable[[], Any], seconds: float = 280) -> Any:
     return found
 
 
-def test_a_ray_client_server_address_works(ray: RayCluster, doubled: str, tmp_path: Path, files_of: FilesOf) -> None:
+def test_a_ray_client_server_address_works(ray: RayCluster, doubled: str, tmp_path: Path) -> None:
     built(doubled, tmp_path / "here", label="label", shards=8)
     options = BuildOptions(source=doubled, destination=str(tmp_path / "there"), label="label", shards=8)
     for attempt in range(3):
@@ -193,14 +190,12 @@ def test_a_ray_client_server_address_works(ray: RayCluster, doubled: str, tmp_pa
         except StorageError as error:  # on a busy machine the server that Ray starts for a client now and then dies
             if attempt == 2 or "refuses" not in str(error):
                 raise
-    assert files_of(tmp_path / "there") == files_of(tmp_path / "here")
+    assert contents(tmp_path / "there") == contents(tmp_path / "here")
     assert documented()["--engine ray://HOST:PORT"].startswith("nothing")
     assert not found
 
 
-def test_a_program_s_own_connection_to_ray_is_used_and_kept(
-    near_ray: RayCluster, doubled: str, tmp_path: Path, files_of: FilesOf
-) -> None:
+def test_a_program_s_own_connection_to_ray_is_used_and_kept(near_ray: RayCluster, doubled: str, tmp_path: Path) -> None:
     import ray as client
 
     built(doubled, tmp_path / "here", label="label", shards=8)
@@ -217,11 +212,11 @@ def test_a_program_s_own_connection_to_ray_is_used_and_kept(
         assert client.get(own) == [1, 2, 3]
     finally:
         client.shutdown()
-    assert files_of(tmp_path / "there") == files_of(tmp_path / "here")
+    assert contents(tmp_path / "there") == contents(tmp_path / "here")
 
 
 def test_source_destination_and_spill_on_a_store(
-    doubled: str, tmp_path: Path, s3_env: dict[str, str], s3_bucket: str, files_of: FilesOf
+    doubled: str, tmp_path: Path, s3_env: dict[str, str], s3_bucket: str
 ) -> None:
     from ringfeed.sharding.storage.storage import Storage
 
@@ -232,7 +227,7 @@ def test_source_destination_and_spill_on_a_store(
     with dask_cluster(tmp_path, 2, s3_env, elsewhere) as cluster:
         built(doubled, f"{root}/out", engine=cluster.engine, spill=f"{root}/spill", **how)
     store = Storage(f"{root}/out")
-    assert {name: store.read(name) for name in store.list()} == files_of(tmp_path / "here")
+    assert {name: store.read(name) for name in store.list()} == contents(tmp_path / "here")
     assert Storage(f"{root}/spill").list() == []
 
 
@@ -261,7 +256,7 @@ def photos(tmp_path: Path) -> str:
 
 
 def test_every_kind_of_build_writes_the_same_bytes_on_a_cluster(
-    grouped: str, photos: str, engine: str, tmp_path: Path, files_of: FilesOf
+    grouped: str, photos: str, engine: str, tmp_path: Path
 ) -> None:
     splits = {"train": Fraction(3, 4), "test": Fraction(1, 4)}
     ways: list[dict[str, Any]] = [
@@ -280,7 +275,7 @@ def test_every_kind_of_build_writes_the_same_bytes_on_a_cluster(
             assert plan_build(options, executor=executor).assignment.shards > 6
             build(options, executor=executor)
     for number in range(len(ways)):
-        assert files_of(tmp_path / f"there-{number}") == files_of(tmp_path / f"here-{number}")
+        assert contents(tmp_path / f"there-{number}") == contents(tmp_path / f"here-{number}")
     assert open_dataset(str(tmp_path / "there-0")).manifest.records == 297
     assert open_dataset(str(tmp_path / "there-1")).manifest.records == 57
     split = open_dataset(str(tmp_path / "there-1")).manifest.split("train")
@@ -320,9 +315,7 @@ def outcome(process: subprocess.Popen[str]) -> tuple[str, str]:
         process.kill()
 
 
-def test_a_build_whose_own_process_was_killed_is_resumed(
-    doubled: str, engine: str, tmp_path: Path, files_of: FilesOf
-) -> None:
+def test_a_build_whose_own_process_was_killed_is_resumed(doubled: str, engine: str, tmp_path: Path) -> None:
     options = BuildOptions(source=doubled, destination=str(tmp_path / "there"), label="label", shards=16, engine=engine)
     killed = script(
         """
@@ -341,7 +334,7 @@ build(BuildOptions(source=source, destination=destination, label="label", shards
     assert max(progress.resumed for progress in seen if progress.stage == "write") >= 3
     assert max(progress.resumed for progress in seen if progress.stage == "partition") == 10
     built(doubled, tmp_path / "here", label="label", shards=16)
-    assert files_of(tmp_path / "there") == files_of(tmp_path / "here")
+    assert contents(tmp_path / "there") == contents(tmp_path / "here")
 
 
 def test_the_next_build_waits_for_the_tasks_of_a_killed_one(dask: DaskCluster, tmp_path: Path) -> None:
@@ -662,9 +655,7 @@ def test_a_closing_client_is_distinguished_from_a_failing_one(
             assert executor._count() is None
 
 
-def test_a_dead_scheduler_is_reported_and_the_build_can_be_resumed(
-    doubled: str, tmp_path: Path, files_of: FilesOf
-) -> None:
+def test_a_dead_scheduler_is_reported_and_the_build_can_be_resumed(doubled: str, tmp_path: Path) -> None:
     options = BuildOptions(source=doubled, destination=str(tmp_path / "there"), label="label", shards=16)
     with dask_cluster(tmp_path, 2) as cluster:
 
@@ -680,16 +671,11 @@ def test_a_dead_scheduler_is_reported_and_the_build_can_be_resumed(
     build(options, report=seen.append)
     assert max(progress.resumed for progress in seen if progress.stage == "write") >= 1
     built(doubled, tmp_path / "here", label="label", shards=16)
-    assert files_of(tmp_path / "there") == files_of(tmp_path / "here")
+    assert contents(tmp_path / "there") == contents(tmp_path / "here")
 
 
 def test_a_dead_ray_cluster_is_reported_and_the_build_can_be_resumed(
-    ray: RayCluster,
-    doubled: str,
-    tmp_path: Path,
-    files_of: FilesOf,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
+    ray: RayCluster, doubled: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Ends the cluster of this module, and so is its last test."""
     monkeypatch.setenv("RAY_CLIENT_RECONNECT_GRACE_PERIOD", "1")  # not 30 s
@@ -706,4 +692,4 @@ def test_a_dead_ray_cluster_is_reported_and_the_build_can_be_resumed(
     build(options, report=seen.append)
     assert max(progress.resumed for progress in seen if progress.stage == "write") >= 1
     built(doubled, tmp_path / "here", label="label", shards=16)
-    assert files_of(tmp_path / "there") == files_of(tmp_path / "here")
+    assert contents(tmp_path / "there") == contents(tmp_path / "here")

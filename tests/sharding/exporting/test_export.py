@@ -1,6 +1,5 @@
 """What holds for exports to any format."""
 
-from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -18,10 +17,10 @@ from ringfeed.sharding import (
 )
 from ringfeed.sharding.exporting.export import EXPORT_FORMATS, Export
 from tests.helpers.builds import built
+from tests.helpers.files import contents
 from tests.helpers.kinds import ROWS, write_kinds
 from tests.servers.store import Store
 
-Read = Callable[[Path], dict[str, bytes]]
 SPLITS = {"train": Fraction(3, 4), "test": Fraction(1, 4)}
 
 
@@ -37,13 +36,11 @@ def exported(url: str, out: Path, to: str, **options: Any) -> Path:
 
 
 @pytest.mark.parametrize(("to", "suffix"), EXPORT_FORMATS.items())
-def test_an_export_has_one_file_per_shard_and_a_card(
-    dataset: str, tmp_path: Path, files_of: Read, to: str, suffix: str
-) -> None:
+def test_an_export_has_one_file_per_shard_and_a_card(dataset: str, tmp_path: Path, to: str, suffix: str) -> None:
     progress: list[Progress] = []
     options = ExportOptions(url=dataset, destination=str(tmp_path / "out"), to=to)
     written = export(options, report=progress.append)
-    files = files_of(tmp_path / "out")
+    files = contents(tmp_path / "out")
     names = [f"train-0000{i}-of-00003.{suffix}" for i in range(3)]
     assert sorted(files) == ["README.md", f"test-00000-of-00001.{suffix}", *names]
     data_bytes = sum(len(data) for name, data in files.items() if name != "README.md")
@@ -56,34 +53,34 @@ def test_an_export_has_one_file_per_shard_and_a_card(
     assert "| 1 | `odd` | 9 | 3 |" in card
 
 
-def test_every_store_yields_the_same_bytes(store: Store, tmp_path: Path, files_of: Read) -> None:
+def test_every_store_yields_the_same_bytes(store: Store, tmp_path: Path) -> None:
     source = write_kinds(tmp_path / "x.parquet")
     built(source, f"{store.url}/dataset", label="label", shards=2)
-    local = files_of(exported(f"{store.url}/dataset", tmp_path / "out", "hf"))
+    local = contents(exported(f"{store.url}/dataset", tmp_path / "out", "hf"))
     export(ExportOptions(url=f"{store.url}/dataset", destination=f"{store.url}/out", to="hf"))
     assert {name: store.read_bytes(f"out/{name}") for name in local} == local
     assert [name for name in store.list() if not name.startswith("dataset/")] == [f"out/{name}" for name in local]
 
 
 @pytest.mark.parametrize("to", EXPORT_FORMATS)
-def test_the_bytes_depend_on_the_records_alone(tmp_path: Path, files_of: Read, to: str) -> None:
+def test_the_bytes_depend_on_the_records_alone(tmp_path: Path, to: str) -> None:
     source = write_kinds(tmp_path / "x.parquet")
     found = []
     for shard_format, compression in [("tfrecord", "none"), ("tfrecord", "gzip"), ("parquet", "snappy")]:
         url = str(tmp_path / f"{shard_format}-{compression}")
         built(source, url, label="label", shards=2, shard_format=shard_format, compression=compression)
-        found.append(files_of(exported(url, tmp_path / f"out-{shard_format}-{compression}", to)))
+        found.append(contents(exported(url, tmp_path / f"out-{shard_format}-{compression}", to)))
     assert found[0] == found[1] == found[2]
 
 
-def test_the_bytes_do_not_depend_on_the_workers(dataset: str, tmp_path: Path, files_of: Read) -> None:
+def test_the_bytes_do_not_depend_on_the_workers(dataset: str, tmp_path: Path) -> None:
     one = exported(dataset, tmp_path / "one", "webdataset")
     two = exported(dataset, tmp_path / "two", "webdataset", workers=2)
-    assert files_of(one) == files_of(two)
+    assert contents(one) == contents(two)
 
 
-def test_only_the_given_splits_are_exported(dataset: str, tmp_path: Path, files_of: Read) -> None:
-    files = files_of(exported(dataset, tmp_path / "out", "hf", splits=("test",)))
+def test_only_the_given_splits_are_exported(dataset: str, tmp_path: Path) -> None:
+    files = contents(exported(dataset, tmp_path / "out", "hf", splits=("test",)))
     assert sorted(files) == ["README.md", "test-00000-of-00001.parquet"]
     assert b"train" not in files["README.md"]
     with pytest.raises(DatasetError, match="no split 'nope'; the dataset has 'train', 'test'"):

@@ -46,6 +46,7 @@ from ringfeed.sharding.prepare.image_transform import transform_all
 from ringfeed.sharding.sources import Source, open_source
 from ringfeed.sharding.sources.images import image_files as images_module
 from tests.helpers.builds import built
+from tests.helpers.files import contents
 
 SIZES = {"cat/1.png": (9, 7), "cat/2.jpg": (40, 20), "dog/3.png": (5, 7), "dog/4.png": (64, 48), "fox/5.png": (6, 6)}
 
@@ -180,9 +181,7 @@ def test_large_images_are_completed_in_small_slices(folder: str, monkeypatch: py
     assert len(records(source)) == 5
 
 
-def test_a_build_of_prepared_images_is_whole_and_the_same_on_two_workers(
-    folder: str, tmp_path: Path, files_of: Any
-) -> None:
+def test_a_build_of_prepared_images_is_whole_and_the_same_on_two_workers(folder: str, tmp_path: Path) -> None:
     prepare = PrepareOptions(
         steps=(Filter("label != 'fox'"),), images=ImageOptions(size=Size(width=4), encoding=parse_encoding("jpeg:80"))
     )
@@ -192,7 +191,7 @@ def test_a_build_of_prepared_images_is_whole_and_the_same_on_two_workers(
         )
         assert (manifest.classes, manifest.records) == (("cat", "dog"), 4)
         assert manifest.options["prepare"]["images"] == "--resize 4 --encode jpeg:80"
-    assert files_of(tmp_path / "1") == files_of(tmp_path / "2")
+    assert contents(tmp_path / "1") == contents(tmp_path / "2")
     assert verify(str(tmp_path / "1")) == []
     statistics = open_dataset(str(tmp_path / "1")).manifest.split("train").statistics
     assert (statistics["height"].min, statistics["height"].max) == (4, 6)

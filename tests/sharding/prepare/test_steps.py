@@ -48,7 +48,7 @@ from ringfeed.sharding.prepare import (
 from ringfeed.sharding.sources import Source, open_source
 from tests.helpers.builds import built
 from tests.helpers.contents import completed
-from tests.helpers.files import all_files
+from tests.helpers.files import all_files, contents
 
 FUNCTIONS = """
 import pyarrow as pa
@@ -639,7 +639,7 @@ def test_without_steps_the_source_is_left_alone(parquet: str) -> None:
 
 
 def test_workers_import_the_function_themselves_and_change_no_byte(
-    parquet: str, functions: str, tmp_path: Path, files_of: Any
+    parquet: str, functions: str, tmp_path: Path
 ) -> None:
     prepare = PrepareOptions(steps=(mapped(functions, "label_it"), Filter("made == 'up'")), dedup=("small",))
     for workers in (1, 2):
@@ -648,7 +648,7 @@ def test_workers_import_the_function_themselves_and_change_no_byte(
                 source=parquet, destination=str(tmp_path / str(workers)), label="made", workers=workers, prepare=prepare
             )
         )
-    assert files_of(tmp_path / "1") == files_of(tmp_path / "2")
+    assert contents(tmp_path / "1") == contents(tmp_path / "2")
 
 
 # --- columns that no feature can hold ----------------------------------------------------------------------------

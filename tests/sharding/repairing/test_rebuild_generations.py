@@ -28,13 +28,12 @@ from ringfeed.sharding import (
     verify,
 )
 from ringfeed.sharding.dataset.file_names import generation_of
-from ringfeed.sharding.storage.lease import LEASE_NAME
 from ringfeed.sharding.storage.storage import Storage
 from ringfeed.tools.shard_dataset.program import main
 from tests.helpers.builds import built, ends_in_writes
+from tests.helpers.files import contents
 from tests.helpers.rebuilding import damage, repaired, shards_of, spoil
 
-Files = Callable[[Path], dict[str, bytes]]
 Generations = tuple[Path, list[str]]
 SPLITS = {"train": Fraction(3, 4), "test": Fraction(1, 4)}
 EQUAL, UNEQUAL = (160, 160, 160), (160, 120, 200)
@@ -72,12 +71,12 @@ def moved(sources: list[str], names: Callable[[str], str]) -> list[str]:
 
 
 @pytest.mark.parametrize("shard_format", ["tfrecord", "parquet"])
-def test_shards_of_all_generations_are_rebuilt_together(tmp_path: Path, files_of: Files, shard_format: str) -> None:
+def test_shards_of_all_generations_are_rebuilt_together(tmp_path: Path, shard_format: str) -> None:
     out, sources = grown(tmp_path, shard_format=shard_format)
-    before = files_of(out)
+    before = contents(out)
     damage(out, 0, 1, 2)
     done = repaired(out, *reversed(sources))
-    assert files_of(out) == before
+    assert contents(out) == before
     assert verify(str(out)) == []
     assert done.lost == ()
     for number, source in enumerate(sources):
@@ -86,93 +85,81 @@ def test_shards_of_all_generations_are_rebuilt_together(tmp_path: Path, files_of
 
 
 @pytest.mark.parametrize("table", [False, True])
-def test_small_appends_whose_rounding_depended_on_earlier_records_are_rebuilt(
-    tmp_path: Path, files_of: Files, table: bool
-) -> None:
+def test_small_appends_whose_rounding_depended_on_earlier_records_are_rebuilt(tmp_path: Path, table: bool) -> None:
     """Also from sources that are named in another order; and one with the table needs no other."""
     out, sources = grown(tmp_path, (160, 12, 3, 6, 5, 4))
-    before = files_of(out)
+    before = contents(out)
     for number in () if table else range(6):
         damage(out, number)
         repaired(out, sources[number])
-        assert files_of(out) == before
+        assert contents(out) == before
     damage(out, *range(6), table=table)
     repaired(out, *reversed(sources))
-    assert {path: data for path, data in files_of(out).items() if path in before} == before
+    assert {path: data for path, data in contents(out).items() if path in before} == before
 
 
-def test_an_append_to_a_dataset_that_lost_records_is_rebuilt(tmp_path: Path, files_of: Files) -> None:
+def test_an_append_to_a_dataset_that_lost_records_is_rebuilt(tmp_path: Path) -> None:
     out, sources = grown(tmp_path, (160, 12, 3))
     damage(out, 0)
     repair(str(out))
     for number in (3, 4, 5):
         sources.append(written(tmp_path / f"{number}.parquet", 1000 * number, 5))
         append(AppendOptions(source=sources[-1], destination=str(out), shards=1))
-    before = files_of(out)
+    before = contents(out)
     for number in (2, 3, 4, 5):
         (out / shards_of(open_dataset(str(out)), number)[0].path).unlink()
         repaired(out, sources[number])
-        assert files_of(out) == before
+        assert contents(out) == before
 
 
-def test_shards_of_a_generation_without_a_source_are_left(three: Generations, files_of: Files) -> None:
+def test_shards_of_a_generation_without_a_source_are_left(three: Generations) -> None:
     out, sources = three
-    before = files_of(out)
+    before = contents(out)
     damage(out, 0, 1, 2)
     done = repaired(out, sources[2], sources[0])
     left = {remedy.path for remedy in done.remedies if remedy.action == "leave"}
     assert {found.path for found in verify(str(out))} == left
     assert {generation_of(path) for path in left} == {1}
     repaired(out, sources[1])
-    assert files_of(out) == before
-
-
-def test_the_source_of_an_intact_generation_is_ignored(three: Generations, files_of: Files) -> None:
-    out, sources = three
-    before = files_of(out)
-    damage(out, 1)
-    with pytest.raises(SourceError, match=rf"is not what generation 1 of .* \(it was {sources[1]}\)"):
-        repaired(out, sources[0])
-    assert len(repaired(out, *sources).remedies) == 3
-    assert files_of(out) == before
+    assert contents(out) == before
 
 
 @pytest.mark.parametrize("rows", [EQUAL, UNEQUAL])
-def test_copies_serve_in_any_order(tmp_path: Path, files_of: Files, rows: tuple[int, ...]) -> None:
+def test_copies_serve_in_any_order(tmp_path: Path, rows: tuple[int, ...]) -> None:
     """Sources alike in counts are told by their names; others whatever they are called."""
     out, sources = grown(tmp_path, rows)
     (tmp_path / "copies").mkdir()
-    before = files_of(out)
+    before = contents(out)
     name = "{}" if rows == EQUAL else "copy of {}"
     copies = moved(sources, lambda source: str(tmp_path / "copies" / name.format(Path(source).name)))
     for order in itertools.permutations(copies):
         damage(out, 0, 1, 2)
         repaired(out, *order)
-        assert files_of(out) == before, order
+        assert contents(out) == before, order
 
 
-def test_indistinguishable_copies_are_matched_in_order(tmp_path: Path, files_of: Files) -> None:
+def test_indistinguishable_copies_are_matched_in_order(tmp_path: Path) -> None:
     out, sources = grown(tmp_path, EQUAL)
-    before = files_of(out)
+    before = contents(out)
     damage(out, 1, 2)
     copies = moved(sources, lambda source: source.replace(".parquet", "-copy.parquet"))
-    wounded = files_of(out)
+    wounded = contents(out)
     with pytest.raises(SourceError, match="differs from what was written"):
         repaired(out, copies[2], copies[1])
-    assert files_of(out) == wounded
+    assert contents(out) == wounded
     repaired(out, *copies[1:])
-    assert files_of(out) == before
+    assert contents(out) == before
 
 
 @pytest.mark.parametrize("table", [False, True])
-def test_a_source_that_was_appended_twice_serves_for_both(tmp_path: Path, files_of: Files, table: bool) -> None:
+def test_a_source_that_was_appended_twice_serves_for_both(tmp_path: Path, table: bool) -> None:
     out, sources = grown(tmp_path, (160, 120))
     append(AppendOptions(source=sources[1], destination=str(out), shards=3, again=True))
-    before = files_of(out)
+    before = contents(out)
     damage(out, 1, 2, table=table)
     (copy,) = moved(sources[1:], lambda source: str(tmp_path / "copy.parquet"))
     repaired(out, copy)
-    assert files_of(out) == before
+    assert contents(out) == before
 
 
 # --- the table lost with them ------------------------------------------------------------------------------------
@@ -181,13 +168,13 @@ def test_a_source_that_was_appended_twice_serves_for_both(tmp_path: Path, files_
 @pytest.mark.parametrize("shard_format", ["tfrecord", "parquet"])
 @pytest.mark.parametrize("generations", [(0, 1), (1, 2), (0, 1, 2)])
 def test_the_table_is_rebuilt_with_shards_of_several_generations(
-    tmp_path: Path, files_of: Files, shard_format: str, generations: tuple[int, ...]
+    tmp_path: Path, shard_format: str, generations: tuple[int, ...]
 ) -> None:
     out, sources = grown(tmp_path, shard_format=shard_format)
     clean(Storage(str(out)))
-    before = files_of(out)
+    before = contents(out)
     damage(out, *generations, table=True)
-    wounded = files_of(out)
+    wounded = contents(out)
     wanted = [sources[number] for number in generations]
     flags = " ".join(f"--source {source}" for source in wanted)
     with pytest.raises(CorruptionError, match=f"repair it with {flags}, and the source of each other generation"):
@@ -197,15 +184,15 @@ def test_the_table_is_rebuilt_with_shards_of_several_generations(
         last = ": shards of another generation are damaged, too, or a source is not the original"
         with pytest.raises(CorruptionError, match=last if lacking == wanted[-1] else f"with --source {lacking}, too"):
             repaired(out, *rest)
-    assert files_of(out) == wounded
+    assert contents(out) == wounded
     assert repaired(out, *wanted).lost == ()
-    assert files_of(out) == before
+    assert contents(out) == before
 
 
-def test_the_table_is_rebuilt_though_no_file_is_missing(tmp_path: Path, files_of: Files) -> None:
+def test_the_table_is_rebuilt_though_no_file_is_missing(tmp_path: Path) -> None:
     """Which generations are damaged cannot be told then, so all sources are named."""
     out, sources = grown(tmp_path, EQUAL)
-    before = files_of(out)
+    before = contents(out)
     dataset = open_dataset(str(out))
     spoil(out / dataset.manifest.shards_path)
     for number in (1, 2):
@@ -213,17 +200,17 @@ def test_the_table_is_rebuilt_though_no_file_is_missing(tmp_path: Path, files_of
     with pytest.raises(CorruptionError, match=f"repair it with --source {sources[0]}, and the source of each other"):
         repair(str(out))
     done = repaired(out, *moved(sources, lambda source: source.replace(".parquet", "-copy.parquet")))
-    assert files_of(out) == before
+    assert contents(out) == before
     assert sorted(remedy.action for remedy in done.remedies) == ["rebuild", "rebuild", "rewrite"]
 
 
-def test_copies_are_tried_first_for_generations_whose_files_are_missing(tmp_path: Path, files_of: Files) -> None:
+def test_copies_are_tried_first_for_generations_whose_files_are_missing(tmp_path: Path) -> None:
     out, sources = grown(tmp_path, EQUAL)
-    before = files_of(out)
+    before = contents(out)
     damage(out, 1, 2, table=True)
     copies = moved(sources, lambda source: source.replace(".parquet", "-copy.parquet"))
     repaired(out, *copies[1:])
-    assert files_of(out) == before
+    assert contents(out) == before
 
 
 # --- another source ----------------------------------------------------------------------------------------------
@@ -240,76 +227,51 @@ def test_copies_are_tried_first_for_generations_whose_files_are_missing(tmp_path
     ids=["other counts", "other values", "missing"],
 )
 def test_a_wrong_source_is_one_line_and_nothing_is_changed(
-    three: Generations, files_of: Files, other: Callable[[Path], str], told: str, table: bool
+    three: Generations, other: Callable[[Path], str], told: str, table: bool
 ) -> None:
     out, sources = three
     damage(out, 0, 2, table=table)
-    wounded = files_of(out)
+    wounded = contents(out)
     wrong = other(out.parent / "other.parquet")
     for order in itertools.permutations([sources[0], wrong]):
         # with the table lost, all generations are wanted, and the first of those that lack shards is named
         with pytest.raises(RingfeedError, match=told.replace("generation 2", "generation [02]")) as raised:
             repaired(out, *order)
         assert "\n" not in str(raised.value)
-        assert files_of(out) == wounded
+        assert contents(out) == wounded
 
 
-def test_a_source_is_given_once(three: Generations, files_of: Files) -> None:
+def test_a_source_is_given_once(three: Generations) -> None:
     out, sources = three
     damage(out, 0, 1, 2)
-    wounded = files_of(out)
+    wounded = contents(out)
     with pytest.raises(SourceError, match=r"0\.parquet is one source too many: .*nothing was changed; leave it out"):
         repaired(out, *sources, sources[0])
     with pytest.raises(SourceError, match="is not what generation 1 of"):
         repaired(out, sources[0], sources[0])
-    assert files_of(out) == wounded
+    assert contents(out) == wounded
 
 
 # --- cut short ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("table", [False, True])
-def test_killed_at_any_write_and_run_again(three: Generations, tmp_path: Path, files_of: Files, table: bool) -> None:
+def test_killed_at_any_write_and_run_again(three: Generations, tmp_path: Path) -> None:
     out, sources = three
-    before = files_of(out)
-    damage(out, 0, 2, table=table)
+    before = contents(out)
+    damage(out, 0, 2)
     for last in itertools.count():
         root = Path(shutil.copytree(out, tmp_path / "copies" / f"{last}"))
         done = ends_in_writes(partial(repaired, root, sources[2], sources[0]), root, last)
         repaired(root, sources[2], sources[0])
-        assert files_of(root) == before, last
+        assert contents(root) == before, last
         if done:
             break
-    assert last == 6 + table  # three files of each of the two generations
+    assert last == 6  # three files of each of the two generations
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
-@pytest.mark.parametrize("generation", [0, 2])
-def test_nothing_is_changed_if_one_source_fails(
-    three: Generations, files_of: Files, generation: int, error: type[BaseException]
-) -> None:
-    """Also if what the one before it gave is made; the lease is held meanwhile, and given back."""
+def test_rebuilt_shards_are_spilled_to_the_given_folder(three: Generations, tmp_path: Path) -> None:
     out, sources = three
-    damage(out, 0, 2)
-    wounded = files_of(out)
-    begun = 0
-
-    def fail(progress: Progress) -> None:
-        nonlocal begun
-        if progress.stage == "write":
-            begun += progress.done == 1
-            assert (out / LEASE_NAME).exists()
-            if begun == (1 if generation == 0 else 2):
-                raise error
-
-    with pytest.raises(error):
-        repaired(out, sources[0], sources[2], rebuilding=fail)
-    assert files_of(out) == wounded
-
-
-def test_rebuilt_shards_are_spilled_to_the_given_folder(three: Generations, tmp_path: Path, files_of: Files) -> None:
-    out, sources = three
-    before = files_of(out)
+    before = contents(out)
     damage(out, 0, 2)
     seen: set[int] = set()
 
@@ -320,18 +282,16 @@ def test_rebuilt_shards_are_spilled_to_the_given_folder(three: Generations, tmp_
 
     repaired(out, sources[0], sources[2], spill=str(tmp_path / "spill"), rebuilding=look)
     assert seen == {0, 2}
-    assert files_of(out) == before
-    assert files_of(tmp_path / "spill") == {}
+    assert contents(out) == before
+    assert contents(tmp_path / "spill") == {}
 
 
 # --- the command -------------------------------------------------------------------------------------------------
 
 
-def test_the_command_takes_several_sources(
-    three: Generations, files_of: Files, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_takes_several_sources(three: Generations, capsys: pytest.CaptureFixture[str]) -> None:
     out, sources = three
-    before = files_of(out)
+    before = contents(out)
     damage(out, 0, 2)
     assert main(["repair", str(out), "--dry-run"]) == 0
     told = capsys.readouterr().out.splitlines()[-1]
@@ -345,7 +305,7 @@ def test_the_command_takes_several_sources(
     }
     assert main(["repair", str(out), *flags]) == 0
     assert "repaired 6 damaged files; no record is lost" in capsys.readouterr().out
-    assert files_of(out) == before
+    assert contents(out) == before
 
 
 def test_the_command_counts_repaired_and_remaining_files(
@@ -360,15 +320,13 @@ def test_the_command_counts_repaired_and_remaining_files(
     )
 
 
-def test_the_command_reports_a_wrong_source_in_one_line(
-    three: Generations, files_of: Files, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_reports_a_wrong_source_in_one_line(three: Generations, capsys: pytest.CaptureFixture[str]) -> None:
     out, sources = three
     damage(out, 0, 2)
-    wounded = files_of(out)
+    wounded = contents(out)
     other = written(out.parent / "other.parquet", 5000, 90)
     assert main(["repair", str(out), "--source", sources[0], "--source", other, "--workers", "1"]) == 1
     errors = [line for line in capsys.readouterr().err.splitlines() if "error: " in line]
     assert len(errors) == 1
     assert f"{other} is not what generation 2 of" in errors[0]
-    assert files_of(out) == wounded
+    assert contents(out) == wounded

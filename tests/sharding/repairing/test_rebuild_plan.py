@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
 from functools import partial
@@ -49,7 +48,6 @@ from tests.helpers.damages import wound
 from tests.helpers.files import contents
 from tests.servers.store import Store
 
-Files = Callable[[Path], dict[str, bytes]]
 SPLITS = {"train": Fraction(3, 4), "test": Fraction(1, 4)}
 pytestmark = pytest.mark.usefixtures("empty_folder")
 
@@ -78,35 +76,35 @@ def blank(path: Path) -> None:
     path.write_bytes(bytes(path.stat().st_size))
 
 
-def test_a_rebuild_takes_the_memory_that_the_caller_gives(root: Path, original: Original, files_of: Files) -> None:
-    before = files_of(root)
+def test_a_rebuild_takes_the_memory_that_the_caller_gives(root: Path, original: Original) -> None:
+    before = contents(root)
     blank(root / min(path.name for path in root.glob("train-*.tfrecord")))
-    hurt = files_of(root)
+    hurt = contents(root)
     with pytest.raises(ConfigError, match=r"of memory .*, and --memory allows 1 MiB"):
         repair(str(root), originals=[replace(original, memory_bytes=1 << 20)])
-    assert files_of(root) == hurt
+    assert contents(root) == hurt
     repair(str(root), originals=[replace(original, memory_bytes=1 << 30)])
-    assert files_of(root) == before
+    assert contents(root) == before
 
 
 class TestEveryByte:
     @pytest.mark.parametrize("shard_format", ["tfrecord", "parquet"])
-    def test_restores_any_damage(self, tmp_path: Path, files_of: Files, shard_format: str) -> None:
+    def test_restores_any_damage(self, tmp_path: Path, shard_format: str) -> None:
         """The short version of the campaign below."""
-        self.check(tmp_path, files_of, shard_format, seeds=7)
+        self.check(tmp_path, shard_format, seeds=7)
 
     @pytest.mark.campaign
     @pytest.mark.parametrize("shard_format", ["tfrecord", "parquet"])
-    def test_campaign_of_damages(self, tmp_path: Path, files_of: Files, shard_format: str) -> None:
-        self.check(tmp_path, files_of, shard_format, seeds=100)
+    def test_campaign_of_damages(self, tmp_path: Path, shard_format: str) -> None:
+        self.check(tmp_path, shard_format, seeds=100)
 
-    def check(self, tmp_path: Path, files_of: Files, shard_format: str, seeds: int) -> None:
+    def check(self, tmp_path: Path, shard_format: str, seeds: int) -> None:
         how: dict[str, Any] = {"label": "label", "shards": 6, "splits": SPLITS, "shard_format": shard_format}
         write_table(make_table(900), tmp_path / "x.parquet")
         dataset = built(str(tmp_path / "x.parquet"), tmp_path / "out", **how)
         pq.write_table(make_table(1000), tmp_path / "y.parquet")
         built(str(tmp_path / "y.parquet"), tmp_path / "other", **how)
-        whole = files_of(tmp_path / "out")
+        whole = contents(tmp_path / "out")
         for seed in range(seeds):
             rng = random.Random(seed)
             root = Path(shutil.copytree(tmp_path / "out", tmp_path / f"{seed}"))
@@ -119,7 +117,7 @@ class TestEveryByte:
             if {"_ringfeed/dataset.json", "_ringfeed/shards.table"} <= {path for w in wounds for path in w.paths}:
                 continue  # nothing tells any more what the dataset was
             report = repair(str(root), originals=[Original(url=str(tmp_path / "x.parquet"))])
-            assert files_of(root) == whole, wounds
+            assert contents(root) == whole, wounds
             assert report.lost == ()
             assert verify(str(root)) == []
 
@@ -159,7 +157,7 @@ class TestEveryByte:
         assert written == expected
 
     def test_a_table_lost_together_with_shards_is_rebuilt(
-        self, root: Path, pristine: Dataset, original: Original, files_of: Files
+        self, root: Path, pristine: Dataset, original: Original
     ) -> None:
         (root / "_ringfeed/shards.table").unlink()
         blank(root / pristine.shards[0].path)
@@ -167,10 +165,10 @@ class TestEveryByte:
         with pytest.raises(CorruptionError, match=r"repair it with --source .*x\.parquet"):
             repair(str(root))
         repair(str(root), originals=[original])
-        assert files_of(root) == files_of(Path(pristine.storage.locate()))
+        assert contents(root) == contents(Path(pristine.storage.locate()))
 
     def test_a_dataset_without_intact_records_is_rebuilt(
-        self, root: Path, pristine: Dataset, original: Original, files_of: Files
+        self, root: Path, pristine: Dataset, original: Original
     ) -> None:
         for shard in pristine.shards:
             (root / shard.path).unlink()
@@ -178,7 +176,7 @@ class TestEveryByte:
         with pytest.raises(CorruptionError, match=r"no record of .* --source .*x\.parquet"):
             repair(str(root))
         repair(str(root), originals=[original])
-        assert files_of(root) == files_of(Path(pristine.storage.locate()))
+        assert contents(root) == contents(Path(pristine.storage.locate()))
 
     def test_later_damage_of_a_dataset_that_lost_records_is_rebuilt(
         self, root: Path, pristine: Dataset, original: Original
@@ -198,17 +196,15 @@ class TestEveryByte:
 class TestEverySource:
     """Options and kinds of sources are those of the build, by what `dataset.json` says of them."""
 
-    def check(self, out: Path, files_of: Files, original: Original) -> None:
-        whole = files_of(out)
+    def check(self, out: Path, original: Original) -> None:
+        whole = contents(out)
         for path in [next(out.glob("*-00001-of-*.tfrecord")), next(out.glob("_ringfeed/*-00000-of-*.index"))]:
             path.unlink()
         next(out.glob("*-00000-of-*.tfrecord")).write_bytes(b"")
         repair(str(out), originals=[original])
-        assert files_of(out) == whole
+        assert contents(out) == whole
 
-    def test_prepared_and_without_duplicates(
-        self, tmp_path: Path, files_of: Files, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_prepared_and_without_duplicates(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         pyarrow.csv.write_csv(make_table(300).select(["id", "price", "label"]), tmp_path / "x.csv")
         (tmp_path / "here").mkdir()
         (tmp_path / "here" / "rebuild_functions.py").write_text(
@@ -222,12 +218,12 @@ class TestEverySource:
         how: dict[str, Any] = {"prepare": PrepareOptions(steps=steps, dedup=("price",)), "seed": 7, "label": "label"}
         built(str(tmp_path / "x.csv"), tmp_path / "out", shard_bytes=3000, compression="gzip", **how)
         original = Original(url=str(tmp_path / "x.csv"), workers=2, folder=str(tmp_path / "here"), trust_code=True)
-        self.check(tmp_path / "out", files_of, original)
+        self.check(tmp_path / "out", original)
         next((tmp_path / "out").glob("*-00000-of-*.tfrecord")).unlink()
-        before = files_of(tmp_path / "out")
+        before = contents(tmp_path / "out")
         with pytest.raises(DatasetError, match=r"names code .* \(rebuild_functions:double\), .*; .* add --trust-code$"):
             repair(str(tmp_path / "out"), originals=[replace(original, trust_code=False)])
-        assert files_of(tmp_path / "out") == before
+        assert contents(tmp_path / "out") == before
 
     @pytest.mark.parametrize(
         "how",
@@ -239,59 +235,59 @@ class TestEverySource:
         ],
         ids=lambda how: " ".join(how),
     )
-    def test_records_placed_by_more_than_their_class(
-        self, tmp_path: Path, files_of: Files, how: dict[str, Any]
-    ) -> None:
+    def test_records_placed_by_more_than_their_class(self, tmp_path: Path, how: dict[str, Any]) -> None:
         table = make_table(400).select(["id", "price", "label"])
         words = pa.array(["x" * (i % 97) for i in range(400)])
         parts = pa.array([f"part {i % 5}" if "group_by" in how else "ab"[i % 3 == 0] for i in range(400)])
         pq.write_table(table.append_column("word", words).append_column("part", parts), tmp_path / "x.parquet")
         built(str(tmp_path / "x.parquet"), tmp_path / "out", label="label", shards=5, **how)
-        self.check(tmp_path / "out", files_of, Original(url=str(tmp_path / "x.parquet"), workers=2))
+        self.check(tmp_path / "out", Original(url=str(tmp_path / "x.parquet"), workers=2))
 
-    def test_images_that_were_resized(self, tmp_path: Path, files_of: Files) -> None:
+    @pytest.mark.parametrize(
+        "how",
+        [
+            {
+                "prepare": PrepareOptions(
+                    images=ImageOptions(size=Size(width=16), encoding=Encoding(form="jpeg", quality=80))
+                )
+            },
+            {"on_bad_record": "skip:3"},
+            {"on_bad_record": "skip:3", "balance": "bytes"},
+        ],
+        ids=lambda how: " ".join(how),
+    )
+    def test_images_resized_or_skipped(self, tmp_path: Path, how: dict[str, Any]) -> None:
         rng = np.random.default_rng(0)
         for i in range(12):
             path = tmp_path / "photos" / f"class {i % 2}" / f"{i}.png"
             path.parent.mkdir(parents=True, exist_ok=True)
             Image.fromarray(rng.integers(0, 255, (20, 30, 3), np.uint8)).save(path)
-        images = ImageOptions(size=Size(width=16), encoding=Encoding(form="jpeg", quality=80))
-        built(str(tmp_path / "photos"), tmp_path / "out", shards=3, prepare=PrepareOptions(images=images))
-        self.check(tmp_path / "out", files_of, Original(url=str(tmp_path / "photos")))
+            path.write_bytes(path.read_bytes()[: 100 if i % 5 == 0 and "on_bad_record" in how else None])
+        built(str(tmp_path / "photos"), tmp_path / "out", shards=3, **how)
+        self.check(tmp_path / "out", Original(url=str(tmp_path / "photos")))
 
-    @pytest.mark.parametrize("how", [{}, {"balance": "bytes"}])
-    def test_images_some_of_which_were_skipped(self, tmp_path: Path, files_of: Files, how: dict[str, Any]) -> None:
-        rng = np.random.default_rng(0)
-        for i in range(12):
-            path = tmp_path / "photos" / f"class {i % 2}" / f"{i}.png"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            Image.fromarray(rng.integers(0, 255, (20, 30, 3), np.uint8)).save(path)
-            path.write_bytes(path.read_bytes()[: 100 if i % 5 == 0 else None])
-        built(str(tmp_path / "photos"), tmp_path / "out", shards=3, on_bad_record="skip:3", **how)
-        self.check(tmp_path / "out", files_of, Original(url=str(tmp_path / "photos")))
-
-    def test_of_a_kind_that_was_named(self, tmp_path: Path, files_of: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_of_a_kind_that_was_named(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (tmp_path / "rebuild_records.py").write_text(
             "def records():\n    return ({'x': i, 'kind': 'ab'[i % 2]} for i in range(100))\n"
         )
         monkeypatch.chdir(tmp_path)
         built("rebuild_records:records", tmp_path / "out", source_kind="python", label="kind", shards=3)
         assert open_dataset(str(tmp_path / "out")).manifest.options["source_kind"] == "python"
-        self.check(tmp_path / "out", files_of, Original(url="rebuild_records:records"))
+        self.check(tmp_path / "out", Original(url="rebuild_records:records"))
 
-    def test_of_another_kind_than_it_was(self, tmp_path: Path, files_of: Files) -> None:
+    def test_of_another_kind_than_it_was(self, tmp_path: Path) -> None:
         """The very records in files of another format."""
         table = make_table(100).select(["id", "price", "label"])
         pq.write_table(table, tmp_path / "x.parquet")
         built(str(tmp_path / "x.parquet"), tmp_path / "out", label="label", shards=3, source_kind="parquet")
         with pa.ipc.new_file(tmp_path / "y.arrow", table.schema) as writer:
             writer.write_table(table)
-        self.check(tmp_path / "out", files_of, Original(url=str(tmp_path / "y.arrow"), kind="ipc"))
+        self.check(tmp_path / "out", Original(url=str(tmp_path / "y.arrow"), kind="ipc"))
 
-    def test_one_split_of_a_dataset(self, pristine: Dataset, tmp_path: Path, files_of: Files) -> None:
+    def test_one_split_of_a_dataset(self, pristine: Dataset, tmp_path: Path) -> None:
         url = f"{pristine.storage.locate()}#test"
         built(url, tmp_path / "out", shards=2, source_kind="ringfeed", splits={"test": Fraction(1)})
-        self.check(tmp_path / "out", files_of, Original(url=url))
+        self.check(tmp_path / "out", Original(url=url))
 
 
 class TestAnotherSource:
@@ -317,19 +313,19 @@ class TestAnotherSource:
         ids=["shorter", "column missing", "column more", "type", "order", "values", "labels"],
     )
     def test_is_distinguished_from_the_original(
-        self, root: Path, pristine: Dataset, tmp_path: Path, files_of: Files, change: Any, told: str
+        self, root: Path, pristine: Dataset, tmp_path: Path, change: Any, told: str
     ) -> None:
         table = pq.read_table(pristine.manifest.source["url"])
         pq.write_table(change(table), tmp_path / "y.parquet", row_group_size=100)
         blank(root / pristine.shards[0].path)
         (root / pristine.shards[4].path).unlink()
         (root / "_ringfeed/dataset.json").unlink()
-        before = files_of(root)
+        before = contents(root)
         with pytest.raises(SourceError) as raised:
             repair(str(root), originals=[Original(url=str(tmp_path / "y.parquet"))])
         assert told in str(raised.value)
         assert "nothing was changed" in str(raised.value)
-        assert files_of(root) == before
+        assert contents(root) == before
 
     def test_that_looks_like_the_original_is_not_trusted(self, tmp_path: Path) -> None:
         table = make_table(300)
@@ -361,10 +357,10 @@ class TestAnotherSource:
         with pytest.raises(SourceError, match="there is nothing at"):
             repair(str(root), originals=[Original(url=str(root.parent / "nowhere.parquet"))])
 
-    def test_is_not_read_if_nothing_needs_it(self, root: Path, pristine: Dataset, files_of: Files) -> None:
+    def test_is_not_read_if_nothing_needs_it(self, root: Path, pristine: Dataset) -> None:
         (root / pristine.shards[0].index_path).unlink()
         repair(str(root), originals=[Original(url="/nowhere")])
-        assert files_of(root) == files_of(Path(pristine.storage.locate()))
+        assert contents(root) == contents(Path(pristine.storage.locate()))
 
 
 def relabelled(table: pa.Table) -> pa.Table:
@@ -374,10 +370,8 @@ def relabelled(table: pa.Table) -> pa.Table:
 
 
 class TestInterrupted:
-    def test_killed_at_any_write_and_run_again(
-        self, pristine: Dataset, original: Original, tmp_path: Path, files_of: Files
-    ) -> None:
-        whole = files_of(Path(pristine.storage.locate()))
+    def test_killed_at_any_write_and_run_again(self, pristine: Dataset, original: Original, tmp_path: Path) -> None:
+        whole = contents(Path(pristine.storage.locate()))
         for last in range(20):
             root = Path(shutil.copytree(pristine.storage.locate(), tmp_path / f"{last}"))
             for shard in pristine.shards[1:4]:
@@ -385,7 +379,7 @@ class TestInterrupted:
             (root / "_ringfeed/dataset.json").unlink()
             done = ends_in_writes(partial(repair, str(root), originals=[original]), root, last)
             repair(str(root), originals=[original])
-            assert files_of(root) == whole
+            assert contents(root) == whole
             if done:
                 break
         assert 4 <= last < 19
@@ -423,16 +417,14 @@ class TestInterrupted:
 
 
 class TestOneWriter:
-    def test_repairs_and_builds_exclude_each_other(
-        self, root: Path, pristine: Dataset, original: Original, files_of: Files
-    ) -> None:
+    def test_repairs_and_builds_exclude_each_other(self, root: Path, pristine: Dataset, original: Original) -> None:
         (root / pristine.shards[0].path).unlink()
-        before = files_of(root)
+        before = contents(root)
         with hold_lease(Storage(str(root)), {}) as lease:
             with pytest.raises(DestinationError, match="another build is writing to"):
                 repair(str(root), originals=[original])
             lease.release(keep=False)
-        assert files_of(root) == before
+        assert contents(root) == before
         options = BuildOptions(source=original.url, destination=str(root), label="label", overwrite=True)
         refused = []
 
@@ -450,10 +442,10 @@ class TestOneWriter:
 
     @pytest.mark.parametrize("error", [KeyboardInterrupt, OSError, SourceError])
     def test_the_lease_is_always_released(
-        self, root: Path, pristine: Dataset, original: Original, files_of: Files, error: type[BaseException]
+        self, root: Path, pristine: Dataset, original: Original, error: type[BaseException]
     ) -> None:
         (root / pristine.shards[0].path).unlink()
-        before = files_of(root)
+        before = contents(root)
 
         def fail(progress: Progress) -> None:
             if progress.stage == "write":
@@ -461,7 +453,7 @@ class TestOneWriter:
 
         with pytest.raises(error):
             repair(str(root), originals=[original], rebuilding=fail)
-        assert files_of(root) == before
+        assert contents(root) == before
 
     def test_a_dataset_changed_after_planning_is_left_alone(
         self, root: Path, pristine: Dataset, original: Original
@@ -474,10 +466,8 @@ class TestOneWriter:
         with pytest.raises(DestinationError, match="changed while the repair was planned; run the repair again"):
             repair(str(root), originals=[original], rebuilding=overwrite)
 
-    def test_a_dataset_with_the_lease_of_a_killed_repair_is_a_dataset(
-        self, root: Path, pristine: Dataset, files_of: Files
-    ) -> None:
-        whole = files_of(root)
+    def test_a_dataset_with_the_lease_of_a_killed_repair_is_a_dataset(self, root: Path, pristine: Dataset) -> None:
+        whole = contents(root)
         with hold_lease(Storage(str(root)), {"task": "repair"}):
             pass  # not released: as if it was killed
         mark = (root / LEASE_NAME).read_text().replace('"pid": ', '"pid": 9')
@@ -491,21 +481,21 @@ class TestOneWriter:
             with pytest.raises(DestinationError, match=r"whose dataset\.json is missing; repair it first"):
                 act()
         repair(str(root))
-        assert files_of(root) == whole
+        assert contents(root) == whole
 
-    def test_without_a_lease_a_lost_manifest_is_no_reason_to_clean_up(self, root: Path, files_of: Files) -> None:
+    def test_without_a_lease_a_lost_manifest_is_no_reason_to_clean_up(self, root: Path) -> None:
         (root / "_ringfeed/dataset.json").unlink()
-        before = files_of(root)
+        before = contents(root)
         with pytest.raises(DestinationError, match="repair it first: shard-dataset repair"):
             clean(Storage(str(root)))
-        assert files_of(root) == before
+        assert contents(root) == before
 
 
-def test_a_dry_run_reports_what_it_would_do(root: Path, pristine: Dataset, original: Original, files_of: Files) -> None:
+def test_a_dry_run_reports_what_it_would_do(root: Path, pristine: Dataset, original: Original) -> None:
     blank(root / pristine.shards[0].path)
-    before = files_of(root)
+    before = contents(root)
     told = repair(str(root), originals=[original], dry_run=True)
-    assert files_of(root) == before
+    assert contents(root) == before
     assert [(remedy.path, remedy.action) for remedy in told.remedies] == [(pristine.shards[0].path, "rebuild")]
     assert told.lost == ()
     assert repair(str(root), originals=[original]) == told

@@ -31,8 +31,6 @@ from ringfeed.sharding.storage.storage import Storage
 from tests.helpers.builds import built, make_table, rows_of_blocks
 from tests.helpers.files import contents
 
-Files = Callable[[Path], dict[str, bytes]]
-
 
 @pytest.fixture(scope="module")
 def pristine(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
@@ -75,34 +73,28 @@ def actions(root: Path) -> dict[str, str]:
 
 
 class TestRestored:
-    def test_a_shard_whose_records_are_intact_is_encoded_again(
-        self, root: Path, pristine: Dataset, files_of: Files
-    ) -> None:
+    def test_a_shard_whose_records_are_intact_is_encoded_again(self, root: Path, pristine: Dataset) -> None:
         shard = pristine.shards[0]
         flip(root / shard.path, (3, 1), (9, 7))  # the length of a record, and its CRC
         assert actions(root) == {shard.path: "rewrite"}
         assert repair(str(root)).lost == ()
-        assert files_of(root) == files_of(Path(pristine.storage.locate()))
+        assert contents(root) == contents(Path(pristine.storage.locate()))
 
     @pytest.mark.parametrize("missing", [1, 4])
-    def test_a_shard_that_lacks_only_a_crc_is_encoded_again(
-        self, root: Path, pristine: Dataset, files_of: Files, missing: int
-    ) -> None:
+    def test_a_shard_that_lacks_only_a_crc_is_encoded_again(self, root: Path, pristine: Dataset, missing: int) -> None:
         path = root / pristine.shards[0].path
         path.write_bytes(path.read_bytes()[:-missing])
         assert actions(root) == {path.name: "rewrite"}
         assert repair(str(root)).lost == ()
-        assert files_of(root) == files_of(Path(pristine.storage.locate()))
+        assert contents(root) == contents(Path(pristine.storage.locate()))
 
-    def test_a_flipped_bit_costs_its_record_and_with_the_source_nothing(
-        self, root: Path, pristine: Dataset, files_of: Files
-    ) -> None:
+    def test_a_flipped_bit_costs_its_record_and_with_the_source_nothing(self, root: Path, pristine: Dataset) -> None:
         flip(root / pristine.shards[0].path, (100, 3), (40_000, 7), (80_000, 0))
         copy = shutil.copytree(root, root.with_name("second"))
         assert [entry.records for entry in repair(str(root)).lost] == [3]
         source = Path(pristine.storage.locate()).with_name("x.parquet")
         assert repair(str(copy), originals=[Original(url=str(source))]).lost == ()
-        assert files_of(copy) == files_of(Path(pristine.storage.locate()))
+        assert contents(copy) == contents(Path(pristine.storage.locate()))
 
     @pytest.mark.parametrize("shard_format", ["tfrecord", "parquet"])
     def test_nothing_is_taken_from_a_copy_of_another_shard(self, tmp_path: Path, shard_format: str) -> None:
@@ -119,50 +111,46 @@ class TestRestored:
         assert verify(str(tmp_path / "out"), deep=True) == []
 
     @pytest.mark.parametrize("compression", ["none", "snappy", "zstd"])
-    def test_a_parquet_shard_with_intact_rows_is_encoded_again(
-        self, tmp_path: Path, files_of: Files, compression: str
-    ) -> None:
+    def test_a_parquet_shard_with_intact_rows_is_encoded_again(self, tmp_path: Path, compression: str) -> None:
         dataset = large_parquet(tmp_path, compression)
-        before = files_of(tmp_path / "out")
+        before = contents(tmp_path / "out")
         path = tmp_path / "out" / dataset.shards[0].path
         flip(path, (path.read_bytes().rindex(b"parquet-cpp-arrow"), 0), (path.read_bytes().rindex(b"version"), 1))
         damage = verify(str(tmp_path / "out"))[0]
         assert damage.offset == path.read_bytes().rindex(b"qarquet-cpp-arrow")
         assert "all values can be read" in damage.problem
         assert repair(str(tmp_path / "out")).lost == ()
-        assert files_of(tmp_path / "out") == before
+        assert contents(tmp_path / "out") == before
 
-    def test_added_bytes_are_cut_off(self, root: Path, pristine: Dataset, files_of: Files) -> None:
+    def test_added_bytes_are_cut_off(self, root: Path, pristine: Dataset) -> None:
         for name in (pristine.shards[0].path, pristine.shards[1].index_path, "_ringfeed/dataset.json"):
             (root / name).write_bytes((root / name).read_bytes() + b"more")
         assert repair(str(root)).lost == ()
-        assert files_of(root) == files_of(Path(pristine.storage.locate()))
+        assert contents(root) == contents(Path(pristine.storage.locate()))
 
     @pytest.mark.parametrize(("name", "more"), [("dataset.json", b"\xff{}"), ("shards.table", b"more")])
     def test_bytes_added_to_the_manifest_or_the_table_are_cut_off(
-        self, root: Path, pristine: Dataset, files_of: Files, name: str, more: bytes
+        self, root: Path, pristine: Dataset, name: str, more: bytes
     ) -> None:
         path = root / "_ringfeed" / name
         path.write_bytes(path.read_bytes() + more)
         assert [(damage.path, damage.kind) for damage in verify(str(root))] == [(f"_ringfeed/{name}", "extended")]
         assert repair(str(root)).lost == ()
-        assert files_of(root) == files_of(Path(pristine.storage.locate()))
+        assert contents(root) == contents(Path(pristine.storage.locate()))
 
-    def test_renamed_files_are_found_and_foreign_files_kept(
-        self, root: Path, pristine: Dataset, files_of: Files
-    ) -> None:
+    def test_renamed_files_are_found_and_foreign_files_kept(self, root: Path, pristine: Dataset) -> None:
         a, b, c = (root / shard.path for shard in pristine.shards)
         for path, target in ((a, "aside"), (b, a), (c, b), (root / "aside", c)):  # in a ring
             path.rename(root / target)
         (root / pristine.shards[0].index_path).rename(root / "backup.bin")
         assert repair(str(root)).lost == ()
-        assert files_of(root) == files_of(Path(pristine.storage.locate())) | {
+        assert contents(root) == contents(Path(pristine.storage.locate())) | {
             "backup.bin": (root / pristine.shards[0].index_path).read_bytes()
         }
 
     @pytest.mark.parametrize("whole", [True, False])
     def test_the_draft_of_a_write_that_was_killed_is_used_or_removed(
-        self, root: Path, pristine: Dataset, files_of: Files, whole: bool
+        self, root: Path, pristine: Dataset, whole: bool
     ) -> None:
         path = root / pristine.shards[1].path
         data = path.read_bytes()
@@ -170,9 +158,9 @@ class TestRestored:
         if whole:
             path.unlink()
         assert repair(str(root)).lost == ()
-        assert files_of(root) == files_of(Path(pristine.storage.locate()))
+        assert contents(root) == contents(Path(pristine.storage.locate()))
 
-    def test_dataset_json_and_the_table_are_rebuilt(self, root: Path, pristine: Dataset, files_of: Files) -> None:
+    def test_dataset_json_and_the_table_are_rebuilt(self, root: Path, pristine: Dataset) -> None:
         (root / "_ringfeed/dataset.json").unlink()
         for shard in pristine.shards:  # what else was lost is told by the table
             (root / shard.index_path).unlink()
@@ -180,7 +168,7 @@ class TestRestored:
         invert(root / "_ringfeed/shards.table", 200, 300)
         assert [damage.path for damage in verify(str(root))] == ["_ringfeed/shards.table"]
         repair(str(root))
-        assert files_of(root) == files_of(Path(pristine.storage.locate()))
+        assert contents(root) == contents(Path(pristine.storage.locate()))
 
     def test_a_table_that_another_version_of_arrow_writes_is_proven_by_its_rows(
         self, root: Path, pristine: Dataset, monkeypatch: pytest.MonkeyPatch
@@ -299,14 +287,12 @@ class TestSalvage:
         assert open_dataset(str(root)).shards[0].path.endswith(".salvaged-2.tfrecord")
         assert verify(str(root)) == []
 
-    def test_a_dry_run_writes_nothing_and_reports_the_same(
-        self, root: Path, pristine: Dataset, files_of: Files
-    ) -> None:
+    def test_a_dry_run_writes_nothing_and_reports_the_same(self, root: Path, pristine: Dataset) -> None:
         invert(root / pristine.shards[0].path, 30_000, 30_900)
         flip(root / pristine.shards[1].path, (10, 1))
-        before = files_of(root)
+        before = contents(root)
         told = repair(str(root), dry_run=True)
-        assert files_of(root) == before
+        assert contents(root) == before
         assert repair(str(root)) == told
         assert actions(root) == {}
 
@@ -323,14 +309,14 @@ class TestInterrupted:
 
     @pytest.mark.parametrize("torn", [False, True])
     def test_a_repair_killed_at_any_step_ends_the_same_when_run_again(
-        self, pristine: Dataset, tmp_path: Path, files_of: Files, monkeypatch: pytest.MonkeyPatch, torn: bool
+        self, pristine: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, torn: bool
     ) -> None:
         """Every write, move and removal in turn is the last; `torn`: a move had copied and not yet removed."""
         source = pristine.storage.locate()
         whole = Path(shutil.copytree(source, tmp_path / "whole"))
         self.wound(whole, pristine)
         told = repair(str(whole))
-        expected = files_of(whole)
+        expected = contents(whole)
 
         class Killed(BaseException):
             pass
@@ -367,19 +353,17 @@ class TestInterrupted:
                 else:
                     done = True
             repair(str(root))
-            assert files_of(root) == expected, last
+            assert contents(root) == expected, last
             shutil.rmtree(root)
             if done:
                 break
         assert 12 < last < 99
         assert sum(entry.records for entry in told.lost) > 0
 
-    def test_a_repair_killed_over_a_draft_or_its_lease_leaves_neither(
-        self, root: Path, pristine: Dataset, files_of: Files
-    ) -> None:
+    def test_a_repair_killed_over_a_draft_or_its_lease_leaves_neither(self, root: Path, pristine: Dataset) -> None:
         invert(root / pristine.shards[0].path, 30_000, 30_900)
         repair(str(root))
-        repaired = files_of(root)
+        repaired = contents(root)
         (salvaged,) = (name for name in repaired if name.endswith(".salvaged.tfrecord"))
         holder = {"token": "1", "host": "elsewhere", "boot": "", "pid": 1, "started": "", "about": {"task": "repair"}}
         mark = json.dumps(holder | {"released": True})
@@ -387,7 +371,7 @@ class TestInterrupted:
         for left, text in (*drafts, (LEASE_NAME, mark)):
             (root / left).write_text(text)
             repair(str(root))
-            assert files_of(root) == repaired
+            assert contents(root) == repaired
 
     def test_a_reader_sees_the_dataset_before_or_after(
         self, root: Path, pristine: Dataset, monkeypatch: pytest.MonkeyPatch

@@ -7,7 +7,6 @@ import itertools
 import os
 import shutil
 import uuid
-from collections.abc import Callable
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
@@ -32,13 +31,14 @@ from ringfeed.sharding import (
 )
 from ringfeed.sharding.dataset.file_names import generation_of
 from ringfeed.sharding.prepare import PrepareOptions
+from ringfeed.sharding.storage.lease import LEASE_NAME
 from ringfeed.sharding.storage.storage import Storage
 from tests.helpers.builds import built, ends_in_writes
+from tests.helpers.files import contents
 from tests.helpers.rebuilding import damage, repaired, shards_of
 from tests.servers.seaweedfs import S3Server
 from tests.servers.store import Store
 
-Files = Callable[[Path], dict[str, bytes]]
 SPLITS = {"train": Fraction(3, 4), "test": Fraction(1, 4)}
 GROUPS: dict[str, Any] = {"group_by": "fold"}
 DOUBLES: dict[str, Any] = {"prepare": PrepareOptions(dedup=())}
@@ -75,9 +75,9 @@ def grown(folder: Path, rows: tuple[int, ...] = ROWS, **options: Any) -> tuple[P
 class Grown:
     """One of the datasets that tests share, and a copy of it to damage."""
 
-    def __init__(self, pristine: Path, sources: list[str], files_of: Files) -> None:
+    def __init__(self, pristine: Path, sources: list[str]) -> None:
         self.pristine, self.sources = pristine, sources
-        self.whole = files_of(pristine)
+        self.whole = contents(pristine)
 
     def copy(self, folder: Path) -> Path:
         return Path(shutil.copytree(self.pristine, folder))
@@ -89,14 +89,14 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, list
 
 
 @pytest.fixture(params=KINDS)
-def three(request: pytest.FixtureRequest, made: dict[str, tuple[Path, list[str]]], files_of: Files) -> Grown:
+def three(request: pytest.FixtureRequest, made: dict[str, tuple[Path, list[str]]]) -> Grown:
     """A dataset of each kind."""
-    return Grown(*made[request.param], files_of)
+    return Grown(*made[request.param])
 
 
 @pytest.fixture
-def both(made: dict[str, tuple[Path, list[str]]], files_of: Files) -> Grown:
-    return Grown(*made["both"], files_of)
+def both(made: dict[str, tuple[Path, list[str]]]) -> Grown:
+    return Grown(*made["both"])
 
 
 def moved(sources: list[str], folder: Path, name: str) -> list[str]:
@@ -122,16 +122,14 @@ def test_earlier_records_decide_about_later_ones(three: Grown) -> None:
 
 
 @pytest.mark.parametrize("table", [False, True])
-def test_shards_of_all_generations_are_rebuilt_together(
-    three: Grown, tmp_path: Path, files_of: Files, table: bool
-) -> None:
+def test_shards_of_all_generations_are_rebuilt_together(three: Grown, tmp_path: Path, table: bool) -> None:
     clean(Storage(str(three.pristine)))
-    whole = files_of(three.pristine)
+    whole = contents(three.pristine)
     for generations in [(0,), (1,), (0, 1), *([] if table else [(0, 2), (0, 1, 2)])]:
         out = three.copy(tmp_path / "".join(map(str, generations)))
         damage(out, *generations, table=table)
         done = repaired(out, *(three.sources[number] for number in reversed(generations)))
-        assert files_of(out) == whole
+        assert contents(out) == whole
         assert verify(str(out)) == []
         assert done.lost == ()
         rebuilt = [remedy for remedy in done.remedies if remedy.action == "rebuild"]
@@ -140,15 +138,15 @@ def test_shards_of_all_generations_are_rebuilt_together(
         }
 
 
-def test_by_several_processes(both: Grown, tmp_path: Path, files_of: Files) -> None:
+def test_by_several_processes(both: Grown, tmp_path: Path) -> None:
     out = both.copy(tmp_path / "out")
     damage(out, 1)
     repaired(out, both.sources[1], workers=2)
-    assert files_of(out) == both.whole
+    assert contents(out) == both.whole
 
 
 def test_of_a_dataset_on_another_machine(
-    both: Grown, s3_bucket: str, s3_env: dict[str, str], s3_server: S3Server, files_of: Files
+    both: Grown, s3_bucket: str, s3_env: dict[str, str], s3_server: S3Server
 ) -> None:
     """What is read lies on two stores then."""
     url = f"s3://{s3_bucket}/{uuid.uuid4().hex}"
@@ -167,7 +165,7 @@ def test_of_a_dataset_on_another_machine(
 
 
 @pytest.mark.parametrize("three", ["doubles", "both"], indirect=True)
-def test_the_table_is_rebuilt_though_no_file_is_missing(three: Grown, tmp_path: Path, files_of: Files) -> None:
+def test_the_table_is_rebuilt_though_no_file_is_missing(three: Grown, tmp_path: Path) -> None:
     """Which shards are damaged is told by looking into them; nothing is read of those that are."""
     out = three.copy(tmp_path / "out")
     dataset = open_dataset(str(out))
@@ -175,124 +173,120 @@ def test_the_table_is_rebuilt_though_no_file_is_missing(three: Grown, tmp_path: 
         data = bytearray((out / path).read_bytes())
         data[len(data) // 3 : len(data) // 3 + 40] = os.urandom(40)
         (out / path).write_bytes(data)
-    wounded = files_of(out)
+    wounded = contents(out)
     with pytest.raises(
         CorruptionError, match=f"shards of generation 0 are damaged as well; .* {three.sources[0]}, too"
     ):
         repaired(out, three.sources[1])
-    assert files_of(out) == wounded
+    assert contents(out) == wounded
     repaired(out, *three.sources[:2])
-    assert files_of(out) == three.whole
+    assert contents(out) == three.whole
 
 
 # --- one source after the other ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("table", [False, True])
-def test_earlier_generations_are_needed_and_later_ones_can_wait(
-    both: Grown, tmp_path: Path, files_of: Files, table: bool
-) -> None:
+def test_earlier_generations_are_needed_and_later_ones_can_wait(both: Grown, tmp_path: Path, table: bool) -> None:
     out = both.copy(tmp_path / "out")
     damage(out, 0, 1, 2, table=table)
-    wounded = files_of(out)
+    wounded = contents(out)
     for lacking in (0, 1):
         rest = [source for number, source in enumerate(both.sources) if number != lacking]
         with pytest.raises(CorruptionError, match=f"repair with --source {both.sources[lacking]}, too") as raised:
             repaired(out, *rest)
         assert "\n" not in str(raised.value)
-        assert files_of(out) == wounded
+        assert contents(out) == wounded
     if table:
         return
     done = repaired(out, *both.sources[:2])
     left = {remedy.path for remedy in done.remedies if remedy.action == "leave"}
     assert {generation_of(path) for path in left} == {2}
     repaired(out, both.sources[2])
-    assert files_of(out) == both.whole
+    assert contents(out) == both.whole
 
 
-def test_the_source_of_an_intact_generation_is_ignored(both: Grown, tmp_path: Path, files_of: Files) -> None:
+def test_the_source_of_an_intact_generation_is_ignored(both: Grown, tmp_path: Path) -> None:
     out = both.copy(tmp_path / "out")
     damage(out, 1)
-    with pytest.raises(SourceError, match="is not what generation 1 of"):
+    with pytest.raises(SourceError, match=rf"is not what generation 1 of .* \(it was {both.sources[1]}\)"):
         repaired(out, both.sources[0])
     with pytest.raises(SourceError, match=r"0\.parquet is one source too many|0\.parquet is not what"):
         repaired(out, *both.sources, both.sources[0])
     assert len(repaired(out, *both.sources).remedies) == 3
-    assert files_of(out) == both.whole
+    assert contents(out) == both.whole
 
 
-def test_records_left_out_by_an_earlier_repair_are_not_invented(both: Grown, tmp_path: Path, files_of: Files) -> None:
+def test_records_left_out_by_an_earlier_repair_are_not_invented(both: Grown, tmp_path: Path) -> None:
     out = both.copy(tmp_path / "out")
     first = shards_of(open_dataset(str(out)), 0)[0]
     (out / first.path).unlink()
     assert repair(str(out)).lost[0].records == first.records
     damage(out, 1)
-    wounded = files_of(out)
+    wounded = contents(out)
     with pytest.raises(
         SourceError, match=r"generation 1 of .* was built from: .* some of which an earlier repair left out"
     ):
         repaired(out, both.sources[1])
-    assert files_of(out) == wounded
+    assert contents(out) == wounded
 
 
 @pytest.mark.parametrize("table", [False, True])
-def test_a_plain_append_depends_on_nothing_earlier(tmp_path: Path, files_of: Files, table: bool) -> None:
+def test_a_plain_append_depends_on_nothing_earlier(tmp_path: Path, table: bool) -> None:
     out, sources = grown(tmp_path, (160,), **DOUBLES)
     for number, how in enumerate([{"as_is": True}, {}], 1):
         sources.append(written(tmp_path / f"{number}.parquet", number, 120))
         append(AppendOptions(source=sources[number], destination=str(out), shards=2, min_class_records=1, **how))
-    whole = files_of(out)
+    whole = contents(out)
     damage(out, 0, 1, table=table)
     if not table:
         repaired(out, sources[1])
         assert {generation_of(found.path) for found in verify(str(out))} == {0}
     repaired(out, *sources)
-    assert files_of(out) == whole
+    assert contents(out) == whole
 
 
 # --- copies ------------------------------------------------------------------------------------------------------
 
 
-def test_copies_serve_under_any_names_and_in_any_order(both: Grown, tmp_path: Path, files_of: Files) -> None:
+def test_copies_serve_under_any_names_and_in_any_order(both: Grown, tmp_path: Path) -> None:
     copies = moved(both.sources, tmp_path / "copies", "copy of {}.parquet")
     for number, order in enumerate(itertools.permutations(copies)):
         out = both.copy(tmp_path / f"{number}")
         damage(out, 0, 1, 2, table=number % 2 == 0)
         repaired(out, *order)
-        assert files_of(out) == both.whole, order
+        assert contents(out) == both.whole, order
 
 
-def test_copies_distinguished_only_by_their_records_are_proven(tmp_path: Path, files_of: Files) -> None:
+def test_copies_distinguished_only_by_their_records_are_proven(tmp_path: Path) -> None:
     """The first makes other shards of the first generation than were written, so it is that of the second."""
     out, sources = grown(tmp_path, (90,), **DOUBLES)
     sources.append(written(tmp_path / "1.parquet", 1, 90, start=60))
     append(AppendOptions(source=sources[1], destination=str(out), shards=2))
     assert len({tuple(of.records.values()) for of in open_dataset(str(out)).manifest.generations}) == 1
-    before = files_of(out)
+    before = contents(out)
     damage(out, 0, 1)
     repaired(out, *reversed(moved(sources, tmp_path / "copies", "copy of {}.parquet")))
-    assert files_of(out) == before
+    assert contents(out) == before
 
 
 @pytest.mark.parametrize("table", [False, True])
 @pytest.mark.parametrize("options", [DOUBLES, GROUPS | DOUBLES], ids=["doubles", "both"])
-def test_records_appended_again_are_no_duplicates(
-    tmp_path: Path, files_of: Files, table: bool, options: dict[str, Any]
-) -> None:
+def test_records_appended_again_are_no_duplicates(tmp_path: Path, table: bool, options: dict[str, Any]) -> None:
     """By the fingerprint of its source, which a copy has not."""
     out, sources = grown(tmp_path, (160, 120), **options)
     again = AppendOptions(source=sources[1], destination=str(out), shards=2, again=True, min_class_records=1)
     assert append(again).generations[2].records.values()
-    before = files_of(out)
+    before = contents(out)
     damage(out, 1, 2, table=table)
     repaired(out, *moved(sources[1:], tmp_path / "copies", "copy of {}.parquet"))
-    assert files_of(out) == before
+    assert contents(out) == before
 
 
 # --- what can be mended without a source -------------------------------------------------------------------------
 
 
-def test_shards_restored_without_a_source_are_read_restored(three: Grown, tmp_path: Path, files_of: Files) -> None:
+def test_shards_restored_without_a_source_are_read_restored(three: Grown, tmp_path: Path) -> None:
     """The records that a lost generation follows from are there, but not as they lie."""
     out = three.copy(tmp_path / "out")
     dataset = open_dataset(str(out))
@@ -304,19 +298,17 @@ def test_shards_restored_without_a_source_are_read_restored(three: Grown, tmp_pa
     (out / "aside").rename(out / c.path)
     damage(out, 1)
     repaired(out, three.sources[1])
-    assert files_of(out) == three.whole
+    assert contents(out) == three.whole
 
 
 # --- another source, and what is cut short -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("table", [False, True])
-def test_one_wrong_source_is_one_line_and_nothing_is_changed(
-    both: Grown, tmp_path: Path, files_of: Files, table: bool
-) -> None:
+def test_one_wrong_source_is_one_line_and_nothing_is_changed(both: Grown, tmp_path: Path, table: bool) -> None:
     out = both.copy(tmp_path / "out")
     damage(out, 0, 1, table=table)
-    wounded = files_of(out)
+    wounded = contents(out)
     changed = pq.read_table(both.sources[0])
     texts = pa.array([text[1:] or "?" for text in changed["text"].to_pylist()])
     pq.write_table(changed.set_column(3, "text", texts), tmp_path / "0.parquet", row_group_size=50)
@@ -325,49 +317,49 @@ def test_one_wrong_source_is_one_line_and_nothing_is_changed(
         with pytest.raises(RingfeedError) as raised:
             repaired(out, wrong, both.sources[1])
         assert "\n" not in str(raised.value)
-        assert files_of(out) == wounded
+        assert contents(out) == wounded
 
 
-def test_killed_at_any_write_and_run_again(both: Grown, tmp_path: Path, files_of: Files) -> None:
+def test_killed_at_any_write_and_run_again(both: Grown, tmp_path: Path) -> None:
     out = both.copy(tmp_path / "out")
     damage(out, 0, 1, table=True)
     for last in itertools.count():
         root = Path(shutil.copytree(out, tmp_path / f"{last}"))
         done = ends_in_writes(partial(repaired, root, *both.sources[:2]), root, last)
         repaired(root, *both.sources[:2])
-        assert files_of(root) == both.whole, last
+        assert contents(root) == both.whole, last
         if done:
             break
     assert last == 7  # the table, and three files of each generation
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
-def test_nothing_is_changed_if_it_fails(
-    both: Grown, tmp_path: Path, files_of: Files, error: type[BaseException]
-) -> None:
-    """While shards are made to plan with, and while they are made to be put back."""
+def test_nothing_is_changed_if_it_fails(both: Grown, tmp_path: Path, error: type[BaseException]) -> None:
+    """While shards are made to plan with, and while they are made to be put back, with the lease held."""
     out = both.copy(tmp_path / "out")
     damage(out, 0, 1)
-    wounded = files_of(out)
+    wounded = contents(out)
 
     def fail(progress: Progress, at: int) -> None:
         nonlocal begun
-        begun += progress.stage == "write" and progress.done == 1
-        if begun == at:
-            raise error
+        if progress.stage == "write":
+            begun += progress.done == 1
+            assert (out / LEASE_NAME).exists() == (begun > 1)
+            if begun == at:
+                raise error
 
     for at in (1, 2, 3):
         begun = 0
         with pytest.raises(error):
             repaired(out, *both.sources[:2], rebuilding=partial(fail, at=at))
-        assert files_of(out) == wounded
+        assert contents(out) == wounded
 
 
-def test_a_dry_run_writes_nothing_and_reports_the_same(both: Grown, tmp_path: Path, files_of: Files) -> None:
+def test_a_dry_run_writes_nothing_and_reports_the_same(both: Grown, tmp_path: Path) -> None:
     out = both.copy(tmp_path / "out")
     damage(out, 0, 1, table=True)
-    wounded = files_of(out)
+    wounded = contents(out)
     told = repaired(out, *both.sources[:2], dry_run=True)
-    assert files_of(out) == wounded
+    assert contents(out) == wounded
     assert repaired(out, *both.sources[:2]) == told
-    assert files_of(out) == both.whole
+    assert contents(out) == both.whole

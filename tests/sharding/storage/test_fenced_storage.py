@@ -18,6 +18,7 @@ from ringfeed.sharding.storage.lease import LEASE_NAME, hold_lease
 from ringfeed.sharding.storage.storage import Storage
 from ringfeed.sharding.storage.timings import StoreTimings
 from tests.helpers.builds import built, interrupt_after
+from tests.helpers.files import contents
 from tests.servers.store import Store
 
 TAKEN = "was taken over by another process"
@@ -87,7 +88,7 @@ def test_a_build_s_workers_write_no_shard_once_another_process_holds_the_lease(p
 
 
 def test_clean_stops_removing_once_another_process_holds_the_lease(
-    parquet: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files_of: Any
+    parquet: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "out"
     with pytest.raises(KeyboardInterrupt):
@@ -101,15 +102,13 @@ def test_clean_stops_removing_once_another_process_holds_the_lease(
         remove_files(storage, names)
 
     monkeypatch.setattr(cleaning_module, "remove_files", meanwhile)
-    before = files_of(out).keys()
+    before = contents(out).keys()
     with pytest.raises(DestinationError, match=TAKEN):
         clean(Storage(str(out), timings=NEVER_SURE))
-    assert files_of(out).keys() == before
+    assert contents(out).keys() == before
 
 
-def test_a_repair_leaves_a_dataset_that_was_replaced_since_its_plan(
-    parquet: str, tmp_path: Path, files_of: Any
-) -> None:
+def test_a_repair_leaves_a_dataset_that_was_replaced_since_its_plan(parquet: str, tmp_path: Path) -> None:
     out = tmp_path / "out"
     built(parquet, out, label="label", shards=3)
     damaged = bytearray((out / "_ringfeed/dataset.json").read_bytes())
@@ -119,7 +118,7 @@ def test_a_repair_leaves_a_dataset_that_was_replaced_since_its_plan(
     plan = plan_repair(Storage(str(out), timings=NEVER_SURE))
     assert plan.remedies
     built(parquet, out, label="label", shards=3, seed=5, overwrite=True)
-    before = files_of(out)
+    before = contents(out)
     with pytest.raises(DestinationError, match="was changed while the repair was planned; run the repair again"):
         apply_repair(plan)
-    assert files_of(out) == before
+    assert contents(out) == before

@@ -26,6 +26,7 @@ from ringfeed.sharding.storage import private_folders
 from ringfeed.sharding.storage.private_folders import check_private, make_private_folder
 from ringfeed.sharding.storage.storage import Storage
 from tests.helpers.commands import Cli
+from tests.helpers.files import contents
 
 REMEDY = "choose another"
 
@@ -38,10 +39,6 @@ def victim(tmp_path: Path) -> Path:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text("precious")
     return folder
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 @pytest.fixture

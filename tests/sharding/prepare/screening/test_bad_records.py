@@ -34,6 +34,7 @@ from ringfeed.sharding.prepare import Drop, DropNulls, Filter, ImageOptions, Map
 from ringfeed.sharding.prepare.screening.bad_records import LenientSource, parse_budget
 from ringfeed.sharding.sources import open_source
 from tests.helpers.builds import built
+from tests.helpers.files import contents
 
 
 def rejected(folder: Path) -> list[dict[str, Any]]:
@@ -135,18 +136,16 @@ def test_the_list_of_skipped_records_has_a_checksum(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [0, 1])
-def test_a_damaged_list_of_skipped_records_is_rebuilt_from_the_source(
-    tmp_path: Path, files_of: Callable[[Path], dict[str, bytes]], number: int
-) -> None:
+def test_a_damaged_list_of_skipped_records_is_rebuilt_from_the_source(tmp_path: Path, number: int) -> None:
     sources = [write_images(tmp_path / name, {3, 5}) for name in ("first", "second")]
     out = tmp_path / "out"
     built(sources[0], out, shards=2, on_bad_record="skip:2")
     append(AppendOptions(source=sources[1], destination=str(out), on_bad_record="skip:2"))
-    whole = files_of(out)
+    whole = contents(out)
     name = NAMES.rejected(number)
     (out / name).write_text("{}\n")
     repair(str(out), originals=[Original(url=sources[number])])
-    assert files_of(out) == whole
+    assert contents(out) == whole
     (out / name).unlink()
     (remedy,) = repair(str(out)).remedies
     assert (remedy.path, remedy.action) == (name, "remove")

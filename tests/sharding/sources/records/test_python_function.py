@@ -23,6 +23,7 @@ from ringfeed.sharding.sources.records import python_function as module
 from ringfeed.sharding.sources.records.python_values import ColumnType, column_of_values
 from tests.helpers.builds import built
 from tests.helpers.contents import labels, records
+from tests.helpers.files import contents
 
 Write = Callable[[str], str]
 names = (f"ringfeed_records_{i}" for i in itertools.count())
@@ -326,14 +327,12 @@ def test_the_fingerprint_depends_on_the_code(write: Write) -> None:
     assert opened(name).fingerprint == opened(name).fingerprint != opened(other).fingerprint
 
 
-def test_worker_processes_give_the_same_bytes(
-    write: Write, tmp_path: Path, files_of: Callable[[Path], dict[str, bytes]]
-) -> None:
+def test_worker_processes_give_the_same_bytes(write: Write, tmp_path: Path) -> None:
     name = write("def records():\n    return ({'x': i, 'y': 'ab'[i % 2]} for i in range(100))")
     for workers in (1, 2):
         source = f"{name}:records"
         built(source, tmp_path / str(workers), label="y", shards=3, source_kind="python", workers=workers)
-    assert files_of(tmp_path / "1") == files_of(tmp_path / "2")
+    assert contents(tmp_path / "1") == contents(tmp_path / "2")
 
 
 numbers = st.integers(-(2**63), 2**63 - 1)
