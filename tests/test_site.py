@@ -1,11 +1,13 @@
 """The documentation site, as `make docs` builds it: no warning, each page in the navigation, no other host asked."""
 
 import ast
+import colorsys
 import html
 import json
 import re
 import shutil
 import subprocess
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 
@@ -41,6 +43,79 @@ def test_pages_load_nothing_from_other_hosts(site: Path) -> None:
         assert LOADED.findall(text) + re.findall(r"url\([\"']?((?:https?:)?//[^)]+)", text) == [], path.name
 
 
+def test_every_page_has_a_navigation_beside_it(site: Path) -> None:
+    for path in set(site.rglob("*.html")) - {site / "404.html"} - {*site.glob("examples/**/*")}:
+        side = path.read_text().partition('<div class="md-sidebar md-sidebar--primary"')[2].partition("md-content")[0]
+        assert not side.partition(">")[0].rstrip().endswith("hidden"), path.name
+        assert "md-nav__link--active" in side, path.name
+        assert side.count("md-nav__item--active") >= 2, f"{path.name}: no section in the navigation of mkdocs.yml"
+
+
+def test_tables_scroll_in_themselves(site: Path) -> None:
+    """As the theme makes all tables without a class do."""
+    (theme,) = site.glob("assets/stylesheets/main.*.css")
+    assert ".md-typeset table:not([class]){display:inline-block;max-width:100%;overflow:auto" in theme.read_text()
+    assert [path.name for path in site.rglob("*.html") if "<table class" in path.read_text()] == []
+
+
+INKS = {  # by what they are written on
+    "default-bg": ("default-fg-color", "default-fg-color--light", "typeset-a-color"),
+    "code-bg": (
+        *("code-fg-color", "typeset-a-color", "default-fg-color--light"),
+        *(f"code-hl-{kind}-color" for kind in ("number", "special", "function", "constant", "keyword", "string")),
+    ),
+    "primary-fg": ("primary-bg-color",),
+}
+
+
+@pytest.mark.parametrize("scheme", ["default", "slate"])
+def test_text_stands_out_from_its_background(site: Path, scheme: str) -> None:
+    """By the contrast of WCAG 2.2, section 1.4.3, at least 4.5 to 1."""
+    values = custom_properties(site, {("data-md-color-scheme", scheme), ("data-md-color-primary", "indigo")})
+    for ground, inks in INKS.items():
+        for ink in inks:
+            behind = colour(values[f"--md-{ground}-color"], values)[:3]
+            *text, opacity = colour(values[f"--md-{ink}"], values)
+            mixed = [opacity * one + (1 - opacity) * other for one, other in zip(text, behind, strict=True)]
+            darker, lighter = sorted((luminance(mixed), luminance(behind)))
+            assert (lighter + 0.05) / (darker + 0.05) >= 4.5, f"{ink} on {ground}"
+
+
+def custom_properties(site: Path, wanted: set[tuple[str, str]]) -> dict[str, str]:
+    """The values of CSS variables on an element with these attributes: of several, the last of the most specific."""
+    found: dict[str, tuple[int, str]] = {}
+    sheets = [*site.glob("assets/stylesheets/main.*.css"), *site.glob("assets/stylesheets/palette.*.css")]
+    for sheet in [*sheets, site / "site/style.css"]:
+        text = re.sub(r"/\*.*?\*/", "", sheet.read_text(), flags=re.DOTALL)
+        for selectors, rules in re.findall(r"([^{}]+)\{([^{}]*--md-[^{}]*)\}", text):
+            for selector in selectors.split(","):
+                attributes = re.findall(r"\[([\w-]+)=\"?([\w-]+)\"?\]", selector)
+                if re.sub(r"\[[^]]*\]|:root|\s", "", selector) or not {*attributes} <= wanted:
+                    continue
+                for name, value in re.findall(r"(--md-[\w-]+):\s*([^;]+)", rules):
+                    if len(attributes) >= found.get(name, (0, ""))[0]:
+                        found[name] = (len(attributes), value)
+    return {name: value for name, (_, value) in found.items()}
+
+
+def colour(value: str, values: dict[str, str]) -> list[float]:
+    """Red, green, blue and opacity of a colour of CSS, each from 0 to 1."""
+    value = re.sub(r"var\((--[\w-]+)\)", lambda name: values[name[1]], value.strip())
+    if value.startswith("var"):
+        return colour(value, values)
+    if value.startswith("hsla"):
+        hue, saturation, lightness, opacity = map(float, re.findall(r"[\d.]+", value))
+        return [*colorsys.hls_to_rgb(hue / 360, lightness / 100, saturation / 100), opacity]
+    digits = value.strip("#")
+    digits = digits if len(digits) > 3 else "".join(2 * digit for digit in digits)
+    return [int(digits.ljust(8, "f")[place : place + 2], 16) / 255 for place in range(0, 8, 2)]
+
+
+def luminance(rgb: Sequence[float]) -> float:
+    linear = [one / 12.92 if one <= 0.04045 else ((one + 0.055) / 1.055) ** 2.4 for one in rgb]
+    return sum(part * one for part, one in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
 def test_links_out_of_the_docs_lead_to_files_of_the_site(site: Path) -> None:
     links = re.findall(r'href="([^"#:]*examples/[^"#]+)"', (site / "demo.html").read_text())
     assert links
@@ -61,12 +136,16 @@ def test_the_reference_has_every_key_of_the_configuration(site: Path) -> None:
 
 
 def test_the_reference_has_every_public_name(site: Path) -> None:
+    """On the page of its package or on its own, to which the package's page leads."""
     pages = {path.stem: path.read_text() for path in site.glob("reference/api/*.html")}
-    assert {"sharding", "pipeline", "training", "training.keras", "tools.tune"} < set(pages)
-    for package, page in pages.items():
+    packages = [page for page in pages if page.rpartition(".")[2].islower()]
+    assert {"sharding", "pipeline", "training", "training.keras", "tools.tune"} < set(packages)
+    for package in packages:
         names = exported(package)
         assert names, package
-        assert [name for name in names if f'id="ringfeed.{package}.{name}"' not in page] == []
+        for name in names:
+            page = package if f'href="{package}.{name}.html"' not in pages[package] else f"{package}.{name}"
+            assert f'id="ringfeed.{package}.{name}"' in pages[page]
 
 
 def test_the_index_of_messages_has_those_that_commands_print(site: Path) -> None:
@@ -111,6 +190,8 @@ def test_a_search_for_a_name_finds_its_page(site: Path) -> None:
         "--split-by-time": "reference/shard-dataset.html#build",
         "eval_split": "reference/configuration.html#data",
         "ringfeed.pipeline": "reference/api/pipeline.html",
+        "CheckpointStore": "reference/api/training.CheckpointStore.html",
+        "RandomCrop": "reference/api/pipeline.RandomCrop.html",
         "learning rate": "reference/configuration.html#schedule",
         "a record appeared that the first pass did not see": "reference/errors.html",
     }

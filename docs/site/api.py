@@ -1,52 +1,72 @@
-"""The Python reference: a page for each package, from the docstrings of what it exports."""
+"""The Python reference: a page for each package and for each class, from the docstrings of what is exported."""
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from names import PACKAGES, Name, public_names, tree_of
 
 _SECTION = re.compile(r"^(Args|Attributes|Raises|Returns|Yields):$")
 _TITLES = {"Args": "Arguments"}
 _ITEM = re.compile(r"^    (?! )(\*{0,2}[\w., *`]+?): +(.*)")
+_ALONE = re.compile(r"(?<![`\[])`(\w+)`(?![`\]])")  # a name in code that is no link yet
 _CODE = re.compile(r"(``.+?``|`[^`]+`)", re.DOTALL)
 _GROUPS = {"class": "Classes", "function": "Functions", "value": "Values", "exception": "Errors"}
 
 
 def api_pages() -> dict[str, str]:
-    """The pages by name."""
+    """The pages by name: for each package one with its functions and errors, and one for each of its classes."""
     names = {package: public_names(package) for package in PACKAGES}
     places: dict[str, str] = {}
     for package, entries in names.items():
         for entry in entries:
-            places.setdefault(entry.name, f"{package}.md#ringfeed.{package}.{entry.name}")
-    pages = {f"reference/api/{package}.md": package_page(package, names[package], places) for package in PACKAGES}
-    rows = "\n".join(
-        f"| [`ringfeed.{package}`](api/{package}.md) | {summary(ast.get_docstring(tree_of(package)) or '')} |"
-        for package in PACKAGES
+            places.setdefault(entry.name, f"{page_of(package, entry)}#ringfeed.{package}.{entry.name}")
+    pages = {}
+    for package, entries in names.items():
+        classes = [entry for entry in entries if entry.kind == "class"]
+        pages[f"{package}.md"] = package_page(package, entries)
+        pages |= {page_of(package, entry): class_page(package, entry) for entry in classes}
+    rows = table(
+        (f"[`ringfeed.{package}`](api/{package}.md)", ast.get_docstring(tree_of(package)) or "") for package in PACKAGES
     )
     head = (
         "# Python\n\nWhat you may import. Every other module is internal, and may move. Examples run in a folder with "
-        "a table `flights.parquet` and the dataset `flights`, built of it.\n\n| package | what it is |\n"
+        "a table `flights.parquet` and the dataset `flights`, built of it.\n\n"
     )
-    return {"reference/python.md": f"{head}| --- | --- |\n{rows}\n", **pages}
+    linked_pages = {f"reference/api/{name}": linked(page, name, places) for name, page in pages.items()}
+    return {"reference/python.md": f"{head}{rows}\n", **linked_pages}
 
 
-def package_page(package: str, entries: list[Name], places: dict[str, str]) -> str:
-    """The page of a package."""
+def page_of(package: str, entry: Name) -> str:
+    """The file of the page that describes a name."""
+    return f"{package}.{entry.name}.md" if entry.kind == "class" else f"{package}.md"
+
+
+def package_page(package: str, entries: list[Name]) -> str:
+    """The page of a package: an index of its classes, and all else that it exports."""
     parts = [f"# `ringfeed.{package}`", *body(ast.get_docstring(tree_of(package)) or "")]
     for kind, title in _GROUPS.items():
         group = [entry for entry in entries if entry.kind == kind]
-        if not group:
+        if group:
+            parts.append(f"## {title}")
+        if group and kind == "class":
+            parts.append(table((f"[`{entry.name}`]({page_of(package, entry)})", entry.doc) for entry in group))
             continue
-        parts.append(f"## {title}")
         for entry in group:
             parts += described(f"ringfeed.{package}.{entry.name}", entry, 3)
-    own = {
-        name: place.replace(f"{package}.md#", "#") if place.startswith(f"{package}.md#") else place
-        for name, place in places.items()
-    }
-    return linked("\n\n".join(parts), own) + "\n"
+    return "\n\n".join(parts) + "\n"
+
+
+def class_page(package: str, entry: Name) -> str:
+    """The page of a class."""
+    parts = described(f"ringfeed.{package}.{entry.name}", entry, 1)
+    return "\n\n".join([next(parts), f"A class of [`ringfeed.{package}`]({package}.md).", *parts]) + "\n"
+
+
+def table(rows: Iterable[tuple[str, str]]) -> str:
+    """A table of names, each with the first paragraph of its docstring."""
+    lines = [f"| {name} | {escaped(' '.join(doc.partition(chr(10) * 2)[0].split()))} |" for name, doc in rows]
+    return "\n".join(["| name | what it is |", "| --- | --- |", *lines])
 
 
 def described(path: str, entry: Name, level: int) -> Iterator[str]:
@@ -61,10 +81,6 @@ def described(path: str, entry: Name, level: int) -> Iterator[str]:
     for member in entry.members:
         if member.name != "__init__":
             yield from described(f"{path}.{member.name}", member, level + 1)
-
-
-def summary(doc: str) -> str:
-    return escaped(" ".join(doc.partition("\n\n")[0].split()))
 
 
 def body(doc: str) -> Iterator[str]:
@@ -115,11 +131,13 @@ def escaped(text: str) -> str:
     return "".join(part if part.startswith("`") else re.sub(r"[*<\[\]]", r"\\\g<0>", part) for part in parts)
 
 
-def linked(page: str, places: dict[str, str]) -> str:
-    """A page whose public names in code are links."""
+def linked(page: str, name: str, places: dict[str, str]) -> str:
+    """The page ``name`` with links from the public names in its code to the places that describe them."""
     parts = re.split(r"(^```.*?^```|^#.*?$|^`.*?$)", page, flags=re.MULTILINE | re.DOTALL)
 
     def link(code: re.Match[str]) -> str:
-        return f"[{code[0]}]({places[code[1]]})" if code[1] in places else code[0]
+        return f"[{code[0]}]({places[code[1]].removeprefix(name)})" if code[1] in places else code[0]
 
-    return "".join(part if part[:1] in ("`", "#") else re.sub(r"(?<!`)`(\w+)`(?!`)", link, part) for part in parts)
+    return "".join(
+        part if part[:1] in ("`", "#") else re.sub(r"(?<![`\[])`(\w+)`(?![`\]])", link, part) for part in parts
+    )

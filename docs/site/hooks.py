@@ -47,11 +47,21 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
 
 
 def written(nav: list[Any], pages: set[str]) -> list[Any]:
-    """The navigation without pages that are still to be written. Pages that it lacks are warned of by MkDocs."""
+    """The navigation without pages that are still to be written, and with the classes below their package.
+
+    MkDocs warns of a page that the navigation lacks.
+    """
     kept = []
     for item in nav:
         ((name, below),) = item.items()
-        below = written(below, pages) if isinstance(below, list) else below if below in pages else None
+        if isinstance(below, list):
+            below = written(below, pages)
+        elif below not in pages:
+            below = None
+        elif below.startswith("reference/api/"):
+            start = below.removesuffix("md")
+            classes = sorted(page for page in pages if re.fullmatch(re.escape(start) + r"[A-Z]\w*\.md", page))
+            below = [{"Overview": below}, *({page[len(start) : -len(".md")]: page} for page in classes)]
         kept += [{name: below}] if below else []
     return kept
 
@@ -61,7 +71,6 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
     name = page.file.src_uri
     if name == "index.md":
         markdown = first_screen(markdown)
-        page.meta["hide"] = ["navigation"]
     page.meta["search"] = {"boost": next((boost for start, boost in BOOSTS.items() if name.startswith(start)), 1)}
     titles = {file.src_uri: title(file) for file in files.documentation_pages()}
     here = PurePosixPath(name).parent.as_posix()

@@ -173,7 +173,7 @@ def heatmap(
             opacity = _LIGHTEST + (_DARKEST - _LIGHTEST) * float(value) / tops[kind] if value else 0.0
             fill = to_rgba(_SERIES[kind], opacity)
             axes.add_patch(mpl.patches.Rectangle((column - 0.5, row - 0.5), 1, 1, facecolor=fill, edgecolor=_PAGE))
-            ink = _INK if value else _LINE
+            ink = _INK if value else _MUTED
             axes.text(column, row, f"{value:,}", ha="center", va="center", color=ink, fontsize=9)
         axes.set(xlim=(-0.5, len(columns) - 0.5), ylim=(len(rows) - 0.5, -0.5), xlabel=x_label, ylabel=y_label)
         axes.set_xticks(range(len(columns)), columns)

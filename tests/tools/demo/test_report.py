@@ -143,8 +143,8 @@ def test_the_page_loads_nothing(rendered: str, page: Page) -> None:
 def test_ids_are_unique_and_every_reference_has_its_target(page: Page) -> None:
     ids = [attributes["id"] for _, attributes in page.tags if "id" in attributes]
     assert len(ids) == len(set(ids))
-    targets = {(attributes["href"] or "")[1:] for tag, attributes in page.tags if tag == "use"}
-    assert targets <= set(ids)
+    targets = {(attributes["href"] or "")[1:] for tag, attributes in page.tags if tag in ("use", "a")}
+    assert {"results", "own"} <= targets <= set(ids)
 
 
 def test_every_chart_has_a_title_and_a_description(page: Page) -> None:
