@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -112,12 +113,7 @@ def plan_generation(
     """
     manifest, where = dataset.manifest, dataset.storage.locate()
     written = manifest.all_generations[number]
-    options = _original_options(manifest, number, original, where)
-    base = _before(dataset, number)
-    source = (
-        _open_original(manifest.schema, options) if base is None else open_matching_source(manifest.schema, options)
-    )
-    with open_plan(source, options, base, earlier, report=report) as plan:
+    with open_generation(dataset, number, original, report, earlier) as (options, plan):
         difference = _difference(plan, manifest, number)
     if difference:
         what = f"generation {number} of {where}" if manifest.generations else where
@@ -130,16 +126,34 @@ def plan_generation(
         raise SourceError(
             f"{public_url(original.url)} is not what {what} was built from: {difference}; nothing was changed; {remedy}"
         )
-    names = (
-        shard_names(manifest.names, plan.assignment, number, manifest.shard_format)
-        for number in range(plan.assignment.shards)
-    )
     return Rebuild(
         manifest=manifest,
         generation=number,
         plan=plan,
-        numbers={pair: shard for shard, pair in enumerate(names)},
+        numbers=shard_numbers(manifest, plan),
     )
+
+
+@contextmanager
+def open_generation(
+    dataset: RecoveredDataset, number: int, original: Original, report: Report, earlier: EarlierShards | None = None
+) -> Iterator[tuple[BuildOptions, BuildPlan]]:
+    """Yield the options and the plan of the build that wrote a generation, if the source is its own; see `open_plan`.
+
+    Args: see `plan_generation`, which raises the same errors, and checks the source.
+    """
+    schema = dataset.manifest.schema
+    options = _original_options(dataset.manifest, number, original, dataset.storage.locate())
+    base = _before(dataset, number)
+    source = _open_original(schema, options) if base is None else open_matching_source(schema, options)
+    with open_plan(source, options, base, earlier, report=report) as plan:
+        yield options, plan
+
+
+def shard_numbers(manifest: Manifest, plan: BuildPlan) -> dict[tuple[str, str], int]:
+    """The numbers of a plan's shards, by the paths of data file and index."""
+    shards = range(plan.assignment.shards)
+    return {shard_names(manifest.names, plan.assignment, n, manifest.shard_format): n for n in shards}
 
 
 def _original_options(manifest: Manifest, number: int, original: Original, where: str) -> BuildOptions:

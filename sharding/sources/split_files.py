@@ -28,7 +28,7 @@ from .base import (
     select_part,
 )
 from .files.find import split_chain
-from .files.record_places import record_places
+from .files.record_places import record_files, record_places
 from .images.image_files import ImageCheck, image_fault
 
 _SPLIT = "\0split"  # column of drafts that are yet to be completed; the zero byte keeps its name apart
@@ -90,6 +90,9 @@ class SplitSource:
 
     def places(self, part: Part, positions: npt.NDArray[np.int64], rejected: Sequence[BadRecord]) -> list[str]:
         return record_places(self._split(part), part, positions, rejected)
+
+    def files(self, part: Part, positions: npt.NDArray[np.int64]) -> list[str] | None:
+        return record_files(self._split(part), part, positions)
 
     def _split(self, part: Part) -> Source:
         assert isinstance(part, SplitPart)

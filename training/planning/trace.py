@@ -20,6 +20,7 @@ from ringfeed.sharding.dataset.dataset import Dataset, open_dataset
 from ringfeed.sharding.dataset.shard_records import read_shard
 from ringfeed.sharding.errors import ConfigError
 from ringfeed.sharding.messages import did_you_mean, listed
+from ringfeed.sharding.repairing.source_places import SourcePlace, find_source_places
 from ringfeed.training.config.train_config import TrainConfig
 from ringfeed.training.ring.world import World
 from ringfeed.training.run.clients import rank_epoch
@@ -121,6 +122,19 @@ class RunTrace:
         tables = {place: self._read(*place, columns) for place in sorted(shards)}
         rows = [(tables[record.origin.dataset, record.origin.shard], record.origin.record) for record in records]
         return [table.slice(row, 1).to_pylist()[0] for table, row in rows]
+
+    def sources(self, records: Sequence[TracedRecord], *, trust_code: bool = False) -> list[SourcePlace]:
+        """Return where in the source of its dataset each record comes from; see `find_source_places`."""
+        origins = [record.origin for record in records]
+        places = {
+            url: find_source_places(
+                open_dataset(url).storage,
+                [(origin.shard, origin.record) for origin in origins if origin.dataset == url],
+                trust_code=trust_code,
+            )
+            for url in dict.fromkeys(origin.dataset for origin in origins)
+        }
+        return [places[origin.dataset][origin.shard, origin.record] for origin in origins]
 
     @cached_property
     def image_columns(self) -> list[str]:

@@ -32,12 +32,17 @@ EPILOG = """\
 examples:
   ringfeed trace --config flights.yaml --step 1200 --show id,carrier
   ringfeed trace --config flights.yaml --ranks 4 --step 1200 --json
+  ringfeed trace --config flights.yaml --step 1200 --with-source
   ringfeed trace --config flights.yaml --record train-00003-of-00016.tfrecord:17
   ringfeed trace --config flights.yaml --spike --metrics run/metrics.json
   ringfeed trace --config photos.yaml --step 40 --save step-40
 
 Give the configuration, --set and the number of ranks that the run had. Steps count from 0. Resumes change nothing. The
 damaged shards that a run left out (data.on_bad_shard) are taken from its newest checkpoint, if checkpoint.url is set.
+
+--with-source adds each record's file in the source, and its place in the file. Both are computed: the columns that
+decide where a record goes, such as the label, are read again. The source must be where it was, and unchanged. Lines
+count from 1, records from 0.
 
 --spike reads the losses of a run (output.metrics, or --metrics), and takes the report whose loss is highest beside the
 ten reports before it. It shows all steps that the report is the mean of: track.every sets how many.
@@ -61,6 +66,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ranks", type=int, default=1, metavar="N", help="number of ranks of the run [1]")
     parser.add_argument("--metrics", metavar="FILE", help="metrics file of the run, for --spike [output.metrics]")
     parser.add_argument("--show", action="append", default=[], metavar="COLUMN,...", help="show columns of the records")
+    parser.add_argument(
+        "--with-source", action="store_true", help="show the file and place in the source of each record"
+    )
+    parser.add_argument(
+        "--trust-code", action="store_true", help="with --with-source: call the functions of --map that a dataset names"
+    )
     parser.add_argument("--save", metavar="FOLDER", help="write the images of the records to a folder (path or URL)")
     parser.add_argument("--limit", type=int, default=1000, metavar="N", help="show at most N records [1000]")
     parser.add_argument("--json", action="store_true", help="print one JSON object for each record")
@@ -77,7 +88,13 @@ def run(args: argparse.Namespace) -> int:
     trace = RunTrace(config, args.ranks)
     found = list(islice(_records(args, config, trace), args.limit + 1))
     records = found[: args.limit]
-    rows = [_row(record, values) for record, values in zip(records, trace.values(records, shown), strict=True)]
+    values = trace.values(records, shown)
+    if args.with_source:
+        sources = trace.sources(records, trust_code=args.trust_code)
+        values = [
+            {"file": source.file, "place": source.place, **value} for source, value in zip(sources, values, strict=True)
+        ]
+    rows = [_row(record, value) for record, value in zip(records, values, strict=True)]
     if args.save is not None:
         _save_images(trace, records, args.save)
     if args.json:
@@ -143,10 +160,14 @@ def _print_table(rows: Sequence[Mapping[str, Any]]) -> None:
         return
     several = len({row["dataset"] for row in rows}) > 1
     names = [name for name in rows[0] if several or name != "dataset"]
-    cells = [names, *([_text(row[name])[:_SHOWN_CHARACTERS] for name in names] for row in rows)]
+    cells = [names, *([_cell(name, row[name]) for name in names] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     for line in cells:
         sys.stdout.write("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() + "\n")
+
+
+def _cell(name: str, value: Any) -> str:
+    return _text(value) if name == "file" else _text(value)[:_SHOWN_CHARACTERS]
 
 
 def _text(value: Any) -> str:

@@ -16,7 +16,7 @@ import pyarrow as pa
 from ringfeed.sharding.prepare.column_names import HIDDEN
 from ringfeed.sharding.sources import Part, Source
 from ringfeed.sharding.sources.base import BadRecord, Reject, narrow_source, rewrap, unwrap
-from ringfeed.sharding.sources.files.record_places import record_places
+from ringfeed.sharding.sources.files.record_places import record_files, record_places
 
 Int64 = npt.NDArray[np.int64]
 _ORIGIN = f"{HIDDEN}origin"
@@ -36,20 +36,40 @@ def find_origins(source: Source, part: Part, positions: Int64, column: str) -> l
         positions: positions of the records among the part's drafts, ascending; int64.
         column: a column of the drafts, so that the others stay unread.
     """
+    found = _positions_before(source, part, positions, column)
+    if found is None:
+        # stored in `rejected.jsonl`, so the wording is part of the dataset's bytes
+        return [f"record {p} of what --map makes of the records from {part.first_record} on" for p in positions]
+    return record_places(unwrap(source), part, *found)
+
+
+def find_files(source: Source, part: Part, positions: Int64, column: str) -> list[tuple[str, str]]:
+    """The file of each record, and its place in it: empty if the file is the record. See `find_origins`."""
+    found = _positions_before(source, part, positions, column)
     base = unwrap(source)
+    if found is None or (files := record_files(base, part, found[0])) is None:
+        places = find_origins(source, part, positions, column) if found is None else record_places(base, part, *found)
+        return [(part.path, place) for place in places]
+    return [(file, "") for file in files]
+
+
+def _positions_before(
+    source: Source, part: Part, positions: Int64, column: str
+) -> tuple[Int64, list[BadRecord]] | None:
+    """The positions before the steps, and the part's bad records; None behind a user's function."""
     rejected: list[BadRecord] = []
     origins = [np.empty(0, np.int64)]
     start = 0
-    for batch in narrow_source(rewrap(source, _Numbered(inner=base)), [column]).drafts(part, rejected.append):
+    numbered = rewrap(source, _Numbered(inner=unwrap(source)))
+    for batch in narrow_source(numbered, [column]).drafts(part, rejected.append):
         if _ORIGIN not in batch.schema.names:
-            # stored in `rejected.jsonl`, so the wording is part of the dataset's bytes
-            return [f"record {p} of what --map makes of the records from {part.first_record} on" for p in positions]
+            return None
         first, last = np.searchsorted(positions, (start, start + batch.num_rows))
         origins.append(batch.column(_ORIGIN).to_numpy()[positions[first:last] - start])
         start += batch.num_rows
         if last == len(positions):
             break
-    return record_places(base, part, np.concatenate(origins), rejected)
+    return np.concatenate(origins), rejected
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

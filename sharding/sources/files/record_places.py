@@ -41,6 +41,19 @@ def record_places(source: Source, part: Part, positions: Int64, rejected: Sequen
     return [f"record {number}" for number in (part.first_record + positions + before).tolist()]
 
 
+@runtime_checkable
+class FilesSource(Protocol):
+    """A source whose files may be a record each."""
+
+    def files(self, part: Part, positions: Int64) -> list[str] | None:
+        """Return the URLs of the files of records; see `record_files`."""
+
+
+def record_files(source: Source, part: Part, positions: Int64) -> list[str] | None:
+    """Return the URL of each record's own file, or None if files hold several records; see `record_places`."""
+    return source.files(part, positions) if isinstance(source, FilesSource) else None
+
+
 def line_places(lines: Int64, positions: Int64, rejected: Sequence[BadRecord]) -> list[str]:
     """Return the places of records of text, as `record_places` does.
 

@@ -103,6 +103,10 @@ class ImageFolderSource:
         sizes: npt.NDArray[np.int64] = drafts.column(_BYTES).to_numpy()
         return sizes
 
+    def files(self, part: Part, positions: npt.NDArray[np.int64]) -> list[str]:
+        """Return the URLs of the files of records; see `record_files`."""
+        return self._urls([part.pieces[0][position] for position in positions.tolist()])
+
     def check(self, part: Part, reject: Reject, fault: ImageCheck = image_fault) -> Iterator[pa.Array]:
         names, sizes = part.pieces
         yield from find_bad_files(self._urls(names), sizes, reject, fault)

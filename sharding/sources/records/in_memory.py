@@ -29,7 +29,7 @@ from .content_hash import ContentHash
 from .python_function import batched
 from .python_values import RecordTypes
 
-_NAME = "data in memory"  # in place of a URL
+IN_MEMORY = "data in memory"  # in place of a URL
 _FILE = "records.arrow"
 _IMAGES = b"huggingface"  # the metadata that say which columns are images
 
@@ -42,7 +42,7 @@ class RecordSpool:
 
     def __init__(self, folder: str | None = None) -> None:
         """Open the file in a folder; None: the system's folder for temporary files."""
-        self._types = RecordTypes(_NAME)
+        self._types = RecordTypes(IN_MEMORY)
         self._folder = folder or tempfile.gettempdir()
         with Storage(self._folder).errors("write", ""):
             self._file: IO[bytes] = tempfile.TemporaryFile(dir=self._folder)  # noqa: SIM115  # closed by `close`
@@ -95,16 +95,16 @@ def write_records(source: Any, folder: Storage) -> MemoryRecords:
     items, types = _typed(source, folder)
     try:
         if twice := next((name for name in types.names if types.names.count(name) > 1), None):
-            raise SourceError(f"{_NAME}: column names must differ, got {twice!r} more than once; rename one")
+            raise SourceError(f"{IN_MEMORY}: column names must differ, got {twice!r} more than once; rename one")
         content = ContentHash()
         with folder.open_output(_FILE, durable=False) as file:
             _write(items, types, file, content)
     except pa.ArrowInvalid as error:
-        raise SourceError(f"{_NAME}: {brief(error)}; fix it, or write it to Parquet and build from that") from error
+        raise SourceError(f"{IN_MEMORY}: {brief(error)}; fix it, or write it to Parquet and build from that") from error
     finally:
         if isinstance(items, RecordSpool):
             items.close()
-    return MemoryRecords(name=_NAME, url=folder.locate(_FILE), fingerprint=content.digest())
+    return MemoryRecords(name=IN_MEMORY, url=folder.locate(_FILE), fingerprint=content.digest())
 
 
 def _typed(source: Any, folder: Storage) -> tuple[Iterable[Any], pa.Schema]:
@@ -114,14 +114,14 @@ def _typed(source: Any, folder: Storage) -> tuple[Iterable[Any], pa.Schema]:
     if first is not None and isinstance(source, RecordSpool):
         return source, source.types
     if first is None:
-        raise SourceError(f"{_NAME} holds no records; a generator can be read only once, so make a new one")
+        raise SourceError(f"{IN_MEMORY} holds no records; a generator can be read only once, so make a new one")
     items = chain([first], iterator)
     if isinstance(first, (pa.RecordBatch, pa.Table)):
         kept = {_IMAGES: first.schema.metadata[_IMAGES]} if _IMAGES in (first.schema.metadata or {}) else None
         types = plain_types(first.schema)
         if odd := next((field for field in types if holds_union(field.type)), None):
             raise SourceError(
-                f"{_NAME}: column {odd.name!r} has type {odd.type}, which no feature can hold; leave it out, with "
+                f"{IN_MEMORY}: column {odd.name!r} has type {odd.type}, which no feature can hold; leave it out, with "
                 f"drop_columns([{odd.name!r}]) of the table, or convert it first"
             )
         return map(_plain, items), types.with_metadata(kept)
@@ -160,13 +160,13 @@ def _table_of(frame: Any) -> pa.Table:
     try:
         return pa.Table.from_pandas(frame, preserve_index=named)
     except (pa.ArrowException, TypeError, ValueError) as error:
-        raise SourceError(f"{_NAME}: {brief(error)}; fix it") from error
+        raise SourceError(f"{IN_MEMORY}: {brief(error)}; fix it") from error
 
 
 def _write(items: Iterable[Any], types: pa.Schema, sink: IO[bytes], content: ContentHash) -> None:
     stored = pa.schema([_stored_field(field) for field in types], types.metadata)
     with pa.ipc.new_file(sink, stored) as writer:
-        for batch in batched(_NAME, items, types, types.names):
+        for batch in batched(IN_MEMORY, items, types, types.names):
             for piece in list(slice_batch(batch)) or [batch]:
                 columns = map(_stored, types, piece.columns)
                 whole = pa.RecordBatch.from_arrays(list(columns), schema=stored)

@@ -137,6 +137,23 @@ def test_the_records_behind_a_spike_and_a_table_for_people(tmp_path: Path, capsy
     assert more == "... and more; --limit 4 shows them"
 
 
+def test_the_source_of_each_record_is_a_file_and_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, first in (("a", 0), ("b", 60)):
+        lines = ["number,y", *(f"{number},{number % 3 / 2}" for number in range(first, first + 60))]
+        (tmp_path / f"{name}.csv").write_text("\n".join(lines))
+    build(source=str(tmp_path / "*.csv"), destination=str(tmp_path / "shards"), shards=4, workers=1)
+    path = write_run(tmp_path, {"url": str(tmp_path / "shards")})
+    rows = traced(capsys, "--config", path, "--step", "3", "--show", "number", "--with-source")
+    assert len(rows) == 12
+    for row in rows:
+        number = row["number"]
+        assert (row["file"], row["place"]) == (str(tmp_path / f"{'ab'[number // 60]}.csv"), f"line {number % 60 + 2}")
+    assert main(["trace", "--config", path, "--step", "3", "--with-source"]) == 0
+    head, first_row, *_ = capsys.readouterr().out.splitlines()
+    assert head.split()[-2:] == ["file", "place"]
+    assert first_row.split()[-3:] == [rows[0]["file"], *rows[0]["place"].split()]
+
+
 @pytest.mark.parametrize(
     ("words", "error"),
     [
