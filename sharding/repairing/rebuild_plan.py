@@ -113,7 +113,7 @@ def plan_generation(
     """
     manifest, where = dataset.manifest, dataset.storage.locate()
     written = manifest.all_generations[number]
-    with open_generation(dataset, number, original, report, earlier) as (options, plan):
+    with open_generation(dataset, number, original, report, earlier) as plan:
         difference = _difference(plan, manifest, number)
     if difference:
         what = f"generation {number} of {where}" if manifest.generations else where
@@ -137,8 +137,8 @@ def plan_generation(
 @contextmanager
 def open_generation(
     dataset: RecoveredDataset, number: int, original: Original, report: Report, earlier: EarlierShards | None = None
-) -> Iterator[tuple[BuildOptions, BuildPlan]]:
-    """Yield the options and the plan of the build that wrote a generation, if the source is its own; see `open_plan`.
+) -> Iterator[BuildPlan]:
+    """Yield the plan of the build that wrote a generation, if the source is its own; see `open_plan`.
 
     Args: see `plan_generation`, which raises the same errors, and checks the source.
     """
@@ -147,7 +147,7 @@ def open_generation(
     base = _before(dataset, number)
     source = _open_original(schema, options) if base is None else open_matching_source(schema, options)
     with open_plan(source, options, base, earlier, report=report) as plan:
-        yield options, plan
+        yield plan
 
 
 def shard_numbers(manifest: Manifest, plan: BuildPlan) -> dict[tuple[str, str], int]:

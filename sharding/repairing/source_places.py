@@ -68,7 +68,7 @@ def find_source_places(
             if written["url"] == IN_MEMORY:
                 raise SourceError(f"{storage.locate()} was built from {IN_MEMORY}, which has no files to name")
             original = Original(url=written["url"], trust_code=trust_code)
-            with open_generation(dataset, number, original, ignore, rebuilder.earlier_shards(number)) as (_, plan):
+            with open_generation(dataset, number, original, ignore, rebuilder.earlier_shards(number)) as plan:
                 if plan.source.fingerprint != written["fingerprint"]:
                     raise SourceError(
                         f"{public_url(original.url)} was changed since {storage.locate()} was built from it: names, "
