@@ -124,7 +124,7 @@ def run_geometries(folder: Path, rounds: int) -> list[tuple[str, list[float], fl
         url, batch = str(folder / "geometry"), max((shard << 20) // record // 2, 1)
         build(
             source=large_records(_GEOMETRY_BYTES // record, record),
-            destination=url, label="label", shard_bytes=shard << 20, splits={"train": 1}, overwrite=True,
+            destination=url, label="label", shard_size=shard << 20, split={"train": 1}, overwrite=True,
         )  # fmt: skip
         files = sorted(str(path) for path in Path(url).glob("*.tfrecord"))
         loaders = [Loader(url, batch_size=batch, seed=1, streams=streams) for streams in (1, None)]

@@ -30,7 +30,7 @@ def main(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     table, shards = str(folder / "readings.csv"), str(folder / "shards")
     write_table(Path(table))
-    build(source=table, destination=shards, label="state", splits={"train": "0.8", "val": "0.2"}, overwrite=True)
+    build(source=table, destination=shards, label="state", split={"train": "0.8", "val": "0.2"}, overwrite=True)
     damages = verify(shards)
     print(damages or "every byte is as it was written")
 

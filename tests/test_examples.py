@@ -48,7 +48,7 @@ def test_weights_are_split_over_four_devices_of_jax(tmp_path: Path) -> None:
 
 READER = ROOT / "examples/read_without_ringfeed.py"
 KINDS: dict[str, dict[str, Any]] = {
-    "every kind": {"shards": 3, "splits": {"train": "0.75", "test": "0.25"}, "label": "label"},
+    "every kind": {"shards": 3, "split": {"train": "0.75", "test": "0.25"}, "label": "label"},
     "compressed": {"shards": 2, "compression": "gzip"},
     "one layout": {"shards": 2, "label": "label"},
 }

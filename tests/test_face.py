@@ -60,7 +60,7 @@ def test_the_names_are_those_of_the_packages(installed: Path, tmp_path: Path) ->
     code = """
 import ringfeed
 rows = [{"x": i % 7, "kind": "ab"[i % 7 > 3]} for i in range(200)]
-ringfeed.build(source=rows, destination="data", label="kind", splits={"train": 0.8, "test": 0.2}, format="parquet")
+ringfeed.build(source=rows, destination="data", label="kind", split={"train": 0.8, "test": 0.2}, format="parquet")
 print(ringfeed.open_dataset("data").manifest.shard_format)
 print(len(ringfeed.Loader("data", split="train", batch_size=32)))
 config = {"data": {"url": "data", "batch_size": 32}, "model": {"hidden": [4]}, "output": {"model": "m.keras"}}

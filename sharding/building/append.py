@@ -202,7 +202,7 @@ def append(
         options: options of the append.
         executor: executor of the tasks; by default, the engine of the options.
         report: called after every task.
-        given: fields of the options by name, in place of `options` or of their values.
+        given: options by the names of the flags, in place of `options` or of their values; see `build`.
 
     Returns:
         The manifest of the dataset with its new generation.

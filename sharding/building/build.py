@@ -90,8 +90,9 @@ def build(
         options: options of the build.
         executor: executor of the tasks; by default, the engine of the options.
         report: called after every task.
-        given: fields of the options by name, in place of `options` or of their values:
-            ``build(source=frame, destination="shards", label="late")``.
+        given: options by the names of the flags of `shard-dataset build`, in place of `options` or of their values:
+            ``build(source=frame, destination="shards", label="late", format="parquet")``. ``split`` is a mapping, as
+            `BuildOptions.splits`; ``shard_size`` and ``memory`` are in bytes.
 
     Returns:
         The manifest of the new dataset.

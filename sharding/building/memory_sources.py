@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields, replace
@@ -24,27 +25,39 @@ class _Options(Protocol):
     def spill(self) -> str | None: ...
 
 
-_FORMAT = ("format", "shard_format")  # the flag, and the field, which would hide a built-in function of Python
+# Arguments have the names of the flags; a field tells its unit, or would hide a built-in function or a property.
+_FIELDS = {"format": "shard_format", "split": "splits", "shard_size": "shard_bytes", "memory": "memory_bytes"}
 
 Options = TypeVar("Options", bound=_Options)
 
 
 def options_of(kind: type[Options], options: Options | None, given: Mapping[str, Any]) -> Options:
-    """Return options with some fields given by name, or options of these fields alone.
+    """Return options with some of them given by the names of their flags, or options of these alone.
+
+    The name of a field whose flag has another gives a DeprecationWarning at the caller's caller.
 
     Raises:
-        ConfigError: a name is no field, or a value violates its rule.
+        ConfigError: there is no such option, it is given twice, or a value violates its rule.
     """
-    names = [field.name for field in fields(kind)]  # type: ignore[arg-type]  # options are dataclasses
-    flag, field_name = _FORMAT
-    if flag in given and field_name in names:
-        if field_name in given:
-            raise ConfigError(f"{flag} and {field_name} are the same option; give one")
-        given = {field_name if name == flag else name: value for name, value in given.items()}
-    for name in given:
-        if name not in names:
-            raise ConfigError(f"there is no option {name!r}; {did_you_mean(name, names, 'see ' + kind.__name__)}")
-    return kind(**given) if options is None else replace(options, **given)  # type: ignore[type-var]
+    fields_by_name = field_names(kind)
+    values: dict[str, Any] = {}
+    for name, value in given.items():
+        flag = next((flag for flag, field in fields_by_name.items() if name == field), name)
+        if flag not in fields_by_name:
+            hint = did_you_mean(name, list(fields_by_name), "see " + kind.__name__)
+            raise ConfigError(f"there is no option {name!r}; {hint}")
+        if fields_by_name[flag] in values:
+            raise ConfigError(f"{flag} and {fields_by_name[flag]} are the same option; give {flag}")
+        if name != flag:
+            warnings.warn(f"{name} is called {flag} now, as its flag is", DeprecationWarning, stacklevel=3)
+        values[fields_by_name[flag]] = value
+    return kind(**values) if options is None else replace(options, **values)  # type: ignore[type-var]
+
+
+def field_names(kind: type) -> dict[str, str]:
+    """The fields of options by the names of their flags, with _ in place of -."""
+    flags = {field: flag for flag, field in _FIELDS.items()}
+    return {flags.get(field.name, field.name): field.name for field in fields(kind)}
 
 
 @contextmanager

@@ -40,7 +40,7 @@ class Writer:
             destination: URL or path of the folder to write.
             label: label column, or None.
             report: called after every task of the build.
-            options: more of `BuildOptions`.
+            options: more options, by the names of their flags; see `build`.
 
         Raises:
             ConfigError: an option violates its rule.

@@ -61,7 +61,7 @@ def find_source_places(
     by_generation: dict[int, list[Record]] = {}
     for record in dict.fromkeys(records):
         by_generation.setdefault(generation_of(record[0]), []).append(record)
-    found = {}
+    found: dict[Record, SourcePlace] = {}
     with planning_folder(None, storage) as root, open_rebuilder(dataset, root, ignore) as rebuilder:
         for number, wanted in sorted(by_generation.items()):
             written = dataset.manifest.all_generations[number].source
@@ -81,7 +81,7 @@ def find_source_places(
 def _slots(manifest: Manifest, plan: BuildPlan, records: Iterable[Record]) -> dict[tuple[int, int], Record]:
     """The records by the number of their shard and their slot in it; see `Assignment`."""
     numbers = {path: number for (path, _), number in shard_numbers(manifest, plan).items()}
-    slots = {}
+    slots: dict[tuple[int, int], Record] = {}
     for path in {path for path, _ in records}:
         if path not in numbers:
             raise DatasetError(

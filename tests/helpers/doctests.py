@@ -61,7 +61,7 @@ def write_flights(folder: Path) -> None:
         destination=str(folder / "flights"),
         label="arrival",
         shards=4,
-        splits=splits,
+        split=splits,
     )
 
 

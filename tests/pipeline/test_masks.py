@@ -59,11 +59,11 @@ def dataset(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         source=TABLE.append_column("label", labels),
         destination=url,
         label="label",
-        shard_format=shard_format,
+        format=shard_format,
         compression=compression or "none",
         shards=3,
         workers=1,
-        splits={"train": 1.0},
+        split={"train": 1.0},
     )
     return url
 
@@ -110,8 +110,8 @@ def test_a_mixture_mixes_masks(dataset: str, tmp_path: Path) -> None:
     plain = TABLE.select(["key", "int8"]).filter(TABLE.column("int8").is_valid())
     build(
         source=plain.append_column("label", pa.array(["a", "b"] * (len(plain) // 2) + ["a"] * (len(plain) % 2))),
-        destination=str(tmp_path / "plain"), label="label", shard_format="tfrecord", shards=1, workers=1,
-        splits={"train": 1.0},
+        destination=str(tmp_path / "plain"), label="label", format="tfrecord", shards=1, workers=1,
+        split={"train": 1.0},
     )  # fmt: skip
     reading = {"columns": ["key", "int8"], "masks": ["int8"]}
     urls = {"a": dataset, "b": str(tmp_path / "plain")}
@@ -139,6 +139,6 @@ def test_masks_name_delivered_features(dataset: str) -> None:
 
 def test_a_column_of_the_name_of_a_mask_is_refused(tmp_path: Path) -> None:
     table = pa.table({"x": [1, None] * 20, "missing:x": [0, 1] * 20})
-    build(source=table, destination=str(tmp_path / "d"), shards=1, workers=1, splits={"train": 1.0})
+    build(source=table, destination=str(tmp_path / "d"), shards=1, workers=1, split={"train": 1.0})
     with pytest.raises(ConfigError, match="a feature is called 'missing:x', a name reserved for the loader"):
         Loader(str(tmp_path / "d"), batch_size=10, masks=["x"])

@@ -32,7 +32,7 @@ def test_no_column_has_narrow_offsets(
 ) -> None:
     kind, values = KINDS[name]
     table = pa.table({"x": pa.array(values, kind), "i": range(4)})
-    build(source=table, destination=str(tmp_path / "d"), shard_format=shard_format, shards=2)
+    build(source=table, destination=str(tmp_path / "d"), format=shard_format, shards=2)
     seen: list[pa.DataType] = []
     from ringfeed.pipeline.deliver import to_numpy
 
@@ -58,7 +58,7 @@ def test_a_chunk_of_more_than_two_gib_is_delivered(tmp_path: Path, shard_format:
     records, size = 2304, 1_000_000
     block = np.random.default_rng(0).bytes(size + records)
     rows = ({"x": block[row : row + size], "i": row} for row in range(records))
-    build(source=rows, destination=str(tmp_path / "d"), shard_format=shard_format)
+    build(source=rows, destination=str(tmp_path / "d"), format=shard_format)
     seen = 0
     for each in Loader(str(tmp_path / "d"), batch_size=batch, cache=None).numpy_epoch(0):
         for row, value in zip(each["i"].tolist(), each["x"], strict=True):

@@ -322,7 +322,7 @@ class TestByTime:
             assert max(sizes) - min(sizes) <= 1
         with pytest.raises(ConfigError, match="--split-by-time time, which does not say where new records go; name"):
             append(source=url, destination=str(tmp_path / "out"), again=True)
-        append(source=url, destination=str(tmp_path / "out"), again=True, splits={"train": 1})
+        append(source=url, destination=str(tmp_path / "out"), again=True, split={"train": 1})
         assert verify(str(tmp_path / "out")) == []
 
     @pytest.mark.parametrize(

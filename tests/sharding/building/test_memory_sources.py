@@ -1,5 +1,6 @@
 """Sources in memory (also `in_memory.py`, `content_hash.py` and `tables/memory.py` of `sharding/sources`)."""
 
+import argparse
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from ringfeed.sharding import (
+    AppendOptions,
+    BuildOptions,
     ConfigError,
     DestinationError,
     Progress,
@@ -24,11 +27,14 @@ from ringfeed.sharding import (
     read_records,
     verify,
 )
+from ringfeed.sharding.building.memory_sources import field_names
 from ringfeed.sharding.sources.tables import table_files
+from ringfeed.tools.shard_dataset.parser import build_parser
+from ringfeed.tools.shard_dataset.prepare_arguments import add_prepare_flags
 from tests.helpers.files import contents
 from tests.helpers.pictures import noise_image
 
-HOW: dict[str, Any] = {"label": "label", "splits": {"train": 0.9, "test": 0.1}, "shards": 5}
+HOW: dict[str, Any] = {"label": "label", "split": {"train": 0.9, "test": 0.1}, "shards": 5}
 
 
 def rows_of(table: pa.Table) -> list[dict[str, Any]]:
@@ -175,6 +181,35 @@ def test_options_are_checked_before_records_are_read(parquet: str, tmp_path: Pat
 
 def _fail() -> dict[str, Any]:
     raise RuntimeError("of the user")
+
+
+@pytest.mark.parametrize(
+    ("kind", "command", "others"),
+    [(BuildOptions, "build", set()), (AppendOptions, "append", {"source", "folder"})],
+)
+def test_arguments_are_named_as_their_flags(kind: type, command: str, others: set[str]) -> None:
+    """Flags that prepare records are steps of `PrepareOptions`."""
+    (commands,) = (action for action in build_parser()._actions if isinstance(action, argparse._SubParsersAction))
+    preparing = argparse.ArgumentParser()
+    add_prepare_flags(preparing)
+    flags, of_steps = (
+        {word[2:].replace("-", "_") for action in parser._actions for word in action.option_strings if len(word) > 2}
+        for parser in (commands.choices[command], preparing)
+    )
+    of_consoles = {"help", "debug", "dry_run", "json", "quiet", "verbose"}
+    assert set(field_names(kind)) == {*(flags - of_steps - of_consoles), "destination", "prepare", *others}
+
+
+def test_former_names_of_arguments_give_a_warning(table: pa.Table) -> None:
+    old = {"splits": {"train": 0.5, "test": 0.5}, "shard_bytes": 4000, "memory_bytes": 3 << 30}
+    new = {"split": {"train": 0.5, "test": 0.5}, "shard_size": 4000, "memory": 3 << 30}
+    with pytest.warns(DeprecationWarning, match=r"is called .* now, as its flag is") as warned:
+        options = plan_build(source=table, destination="x", shard_format="parquet", **old).options
+    assert options == plan_build(source=table, destination="x", format="parquet", **new).options
+    assert {warning.filename for warning in warned} == {__file__}
+    assert len(warned) == 4
+    with pytest.raises(ConfigError, match="format and shard_format are the same option; give format"):
+        plan_build(source=table, destination="x", format="parquet", shard_format="parquet")
 
 
 def test_bad_records_are_named_by_their_numbers(tmp_path: Path) -> None:

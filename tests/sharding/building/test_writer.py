@@ -9,7 +9,7 @@ from ringfeed.sharding import ConfigError, DestinationError, SourceError, Writer
 from tests.helpers.files import contents
 
 RECORDS: list[dict[str, Any]] = [{"id": i, "label": "ab"[i % 2]} for i in range(40)]
-HOW: dict[str, Any] = {"label": "label", "shards": 2, "splits": {"train": 0.75, "test": 0.25}}
+HOW: dict[str, Any] = {"label": "label", "shards": 2, "split": {"train": 0.75, "test": 0.25}}
 
 
 def test_records_become_the_dataset_that_a_build_writes(tmp_path: Path) -> None:

@@ -355,7 +355,7 @@ def test_masked_lists_are_restored_from_shards(tmp_path: Path, shard_format: str
     pq.write_table(pa.table(columns), tmp_path / "x.parquet", row_group_size=70)
     prepare = PrepareOptions(steps=(MaskNulls(tuple(ELEMENTS)),))
     url = str(tmp_path / "out")
-    build(source=str(tmp_path / "x.parquet"), destination=url, shard_format=shard_format, workers=1, prepare=prepare)
+    build(source=str(tmp_path / "x.parquet"), destination=url, format=shard_format, workers=1, prepare=prepare)
     assert verify(url) == []
     dataset = open_dataset(url)
     assert dataset.manifest.schema.names[1:3] == ("int", "int.missing")

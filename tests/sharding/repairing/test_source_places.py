@@ -76,7 +76,7 @@ CASES: dict[str, tuple[Callable[[Path], Truth], dict[str, Any]]] = {
     "by time": (write_csv, {"split_by_time": "key"}),
     "bad records": (write_broken, {"on_bad_record": "skip:1"}),
     "no label": (write_csv, {"label": None}),
-    "row groups": (write_parquet, {"shard_format": "parquet"}),
+    "row groups": (write_parquet, {"format": "parquet"}),
     "images": (write_images, {}),
 }
 
@@ -107,7 +107,7 @@ def test_each_record_is_found_where_it_was_written(tmp_path: Path, case: str) ->
     truth = write(tmp_path / "source")
     url = str(tmp_path / "out")
     build(source=str(tmp_path / "source"), destination=url, workers=1, shards=3,
-          **({"label": "label", "splits": SPLITS} | options))  # fmt: skip
+          **({"label": "label", "split": SPLITS} | options))  # fmt: skip
     kept = len(records_of(url, "path" if case == "images" else "key"))
     assert kept == len(truth) if "prepare" not in options else 20 < kept < len(truth)
     assert_found(url, "path" if case == "images" else "key", truth)
@@ -116,7 +116,7 @@ def test_each_record_is_found_where_it_was_written(tmp_path: Path, case: str) ->
 def test_appended_records_are_found_in_their_own_source_and_refused_where_it_changed(tmp_path: Path) -> None:
     url = str(tmp_path / "out")
     truth = write_csv(tmp_path / "first") | write_csv(tmp_path / "second", first=1000)
-    build(source=str(tmp_path / "first"), destination=url, label="label", group_by="customer", splits=SPLITS, workers=1)
+    build(source=str(tmp_path / "first"), destination=url, label="label", group_by="customer", split=SPLITS, workers=1)
     append(source=str(tmp_path / "second"), destination=url, workers=1)
     assert_found(url, "key", truth)
 

@@ -25,7 +25,7 @@ TEXTS = ("1", "01", "1.0", "yes", "no", "on", "null", "~", "2024-01-02", "1e3", 
 def _dataset(folder: Path, values: Any) -> str:
     label = pa.array(values)
     table = pa.table({"x": pa.array(range(40 * len(label)), pa.float32()), "label": pa.concat_arrays([label] * 40)})
-    build(source=table, destination=str(folder / "d"), label="label", shards=1, workers=1, splits={"train": 1.0})
+    build(source=table, destination=str(folder / "d"), label="label", shards=1, workers=1, split={"train": 1.0})
     return str(folder / "d")
 
 

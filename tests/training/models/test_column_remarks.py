@@ -30,7 +30,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> str:
         "y": [i % 2 == 0 for i in numbers],
     }
     url = str(tmp_path_factory.mktemp("columns") / "data")
-    build(source=pa.table(columns), destination=url, label="y", splits={"train": 0.9, "test": 0.1}, workers=1)
+    build(source=pa.table(columns), destination=url, label="y", split={"train": 0.9, "test": 0.1}, workers=1)
     return url
 
 

@@ -55,7 +55,7 @@ def build_watching(manifest: Any, config: Any) -> keras.Model:  # as a run calls
 def write_data(url: str, first: int, records: int, shards: int = 4) -> str:
     numbers = range(first, first + records)
     table = pa.table({"number": pa.array(numbers, pa.float32()), "y": [n % 3 / 2 for n in numbers]})
-    build(source=table, destination=url, shards=shards, workers=1, shard_format="parquet")
+    build(source=table, destination=url, shards=shards, workers=1, format="parquet")
     return url
 
 

@@ -106,7 +106,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delitem(sys.modules, "own_code_of_tests", raising=False)
     x = np.random.default_rng(0).normal(size=300).astype(np.float32)
     table = pa.table({"x": x, "flag": x > 0.2, "y": 1e6 + 1000.0 * x.astype(np.float64)})
-    build(source=table, destination="d", splits={"train": 0.8, "test": 0.2}, shards=1, workers=1)
+    build(source=table, destination="d", split={"train": 0.8, "test": 0.2}, shards=1, workers=1)
     return tmp_path
 
 

@@ -68,7 +68,7 @@ def test_the_test_at_the_end_is_of_the_model_that_the_run_writes(
 ) -> None:
     source = f"{Path(flights).parent}/source.parquet"
     splits = {"train": Fraction(3, 4), "val": Fraction(1, 8), "test": Fraction(1, 8)}
-    build(source=source, destination=str(tmp_path / "data"), label="late", shards=2, splits=splits)
+    build(source=source, destination=str(tmp_path / "data"), label="late", shards=2, split=splits)
     config = write_config(
         data={"url": str(tmp_path / "data"), "batch_size": 600},
         optimizer={"name": "sgd", "learning_rate": 0.5, "momentum": 0.9},

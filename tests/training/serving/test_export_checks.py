@@ -51,7 +51,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> str:
     pictures = [tf.io.encode_png(rng.integers(0, 256, (8, 8, 1), np.uint8)).numpy() for _ in range(RECORDS)]
     table = pa.table({**COLUMNS, "picture": pa.array(pictures), "label": ["a", "b", "c"] * (RECORDS // 3)})
     url = str(tmp_path_factory.mktemp("columns") / "d")
-    build(source=table, destination=url, label="label", shards=1, workers=1, splits={"train": 1.0})
+    build(source=table, destination=url, label="label", shards=1, workers=1, split={"train": 1.0})
     return url
 
 
@@ -122,7 +122,7 @@ def test_what_no_runtime_loads_is_refused_and_nothing_is_written(
         "    return keras.Model({'label_text': word}, keras.layers.Dense(3)(codes))\n"
     )
     table = pa.table({"label_text": ["a", "b", "c"] * 20, "label": ["a", "b", "c"] * 20})
-    build(source=table, destination="texts", label="label", shards=1, workers=1, splits={"train": 1.0})
+    build(source=table, destination="texts", label="label", shards=1, workers=1, split={"train": 1.0})
     data = {"url": "texts", "eval_split": None}
     config = parse_config({"data": data, "model": {"name": "looking_up:build"}}, "a test")
     manifest = open_dataset("texts").manifest

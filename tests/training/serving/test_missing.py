@@ -71,7 +71,7 @@ def test_only_a_missing_value_is_predicted_and_kept_as_missing(tmp_path: Path, n
     values = [None if i % 3 == 0 else known[i % len(known)] for i in range(RECORDS)]
     model = _train(tmp_path, _dataset(tmp_path, "data", values, kind), network, case)
     asked = [*known, *new, None]
-    fresh = _dataset(tmp_path, "fresh", asked, kind, shard_format="tfrecord")
+    fresh = _dataset(tmp_path, "fresh", asked, kind, format="tfrecord")
     command = ["predict", model, fresh, "--out", str(tmp_path / "out"), "--keep", "key", "--keep", "value", "--quiet"]
     assert main(command) == 0
     rows = pq.read_table(tmp_path / "out").sort_by("key").to_pylist()
@@ -115,7 +115,7 @@ def test_kept_columns_are_the_stored_ones_of_every_dtype(tmp_path: Path) -> None
     for shard_format in ("parquet", "tfrecord"):
         folder = tmp_path / shard_format
         data = str(folder / "data")
-        build(source=table, destination=data, shards=1, workers=1, shard_format=shard_format, splits={"train": 1.0})
+        build(source=table, destination=data, shards=1, workers=1, format=shard_format, split={"train": 1.0})
         columns = {"url": data, "include": ["x"], "target": "y", "eval_split": None}
         config = parse_config({"data": columns, "model": {"hidden": [4]}, "task": "regression"}, "a test")
         manifest = open_dataset(data).manifest

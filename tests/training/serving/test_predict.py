@@ -168,7 +168,7 @@ def test_metrics_of_a_regression_are_those_of_its_predictions_far_from_0(
     true = (centre + 1000 * draw).astype(kind) if centre < 2**52 else centre + np.round(1000 * draw).astype(kind)
     table = pa.table({"key": np.arange(500), "x": draw, "y": pa.array(true, pa.type_for_alias(kind))})
     data, out = str(tmp_path / "data"), tmp_path / "out"
-    build(source=table, destination=data, splits={"train": 0.8, "test": 0.2}, workers=1)
+    build(source=table, destination=data, split={"train": 0.8, "test": 0.2}, workers=1)
     tree = {
         "task": "regression",
         "data": {"url": data, "batch_size": 50, "target": "y", "exclude": ["key"]},
@@ -206,7 +206,7 @@ def test_scores_that_are_nan_predict_nothing_and_are_counted(
     x = [None if i % 4 == 0 else float(i) for i in range(40)]
     tags, y = [[i % 3] for i in range(40)], [float(i) for i in range(40)]
     table = pa.table({"x": pa.array(x, pa.float32()), "y": y, "tags": tags, "flag": [i % 2 == 0 for i in range(40)]})
-    build(source=table, destination="d", shards=1, workers=1, splits={"train": 1.0})
+    build(source=table, destination="d", shards=1, workers=1, split={"train": 1.0})
     target = {"binary": "flag", "multilabel": "tags", "regression": "y"}[task]
     data = {"url": "d", "include": ["x"], "target": target, "eval_split": None}
     config = parse_config({"data": data, "model": {"name": f"nan_{task}:build"}, "task": task}, "a test")

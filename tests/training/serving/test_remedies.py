@@ -40,7 +40,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory, flights: str, pictures: str, f
     rows = {"n": pa.array(range(40), pa.int32()), "y": ["a", "b"] * 20}
     gaps = {"n": pa.array([None if i % 3 == 0 else i for i in range(40)], pa.int32()), "y": ["a", "b"] * 20}
     for name, table in (("data", rows), ("gaps", gaps)):
-        build(source=pa.table(table), destination=str(folder / name), label="y", shards=2, workers=1, splits={"s": 1.0})
+        build(source=pa.table(table), destination=str(folder / name), label="y", shards=2, workers=1, split={"s": 1.0})
     splits = {"train_split": "s", "eval_split": None, "batch_size": 10}
     short = {"model": {"hidden": [4]}, "optimizer": {"name": "sgd", "learning_rate": 0.1}, "max_steps": 2}
     (folder / "moving").mkdir()
