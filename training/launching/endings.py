@@ -96,12 +96,8 @@ def ending_of(
 ) -> Ending:
     """Return how ranks ended, of which one has with an error: by its own report, or by a signal.
 
-    Args:
-        codes: their exit statuses, by rank; None: still runs.
-        reports: what they reported, by rank.
-        first: the rank that ended first.
-        was_asked: whether they were told to end, by SIGTERM.
-        names: what users call them, by rank; none: by their numbers.
+    By rank: exit statuses (None: still runs), reports, and names if they have any. The rank `first` ended first;
+    `was_asked` says whether they were told to end, by SIGTERM.
 
     >>> lost = EndReport(message="rank 1 is gone", status=1, is_echo=True)
     >>> bad = EndReport(message="no column x", status=1)

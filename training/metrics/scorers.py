@@ -35,13 +35,7 @@ class Scorer(Protocol):
     """Metrics in the making."""
 
     def add(self, outputs: Array, truth: Array, weight: Array) -> None:
-        """Add samples.
-
-        Args:
-            outputs: of the network, float32 [samples, outputs], or float64 of a regression.
-            truth: their targets, as of `Target.of`.
-            weight: their weights, float64 [samples].
-        """
+        """Add samples: outputs, float32 [samples, outputs] (a regression: float64), targets as of `Target.of`, weights."""
 
     def result(self, ring: Ring) -> dict[str, Any]:
         """Return the metrics over the samples of all ranks, in JSON's types (a collective)."""

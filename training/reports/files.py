@@ -10,7 +10,7 @@ import csv
 import io
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +53,21 @@ class _TextFile:
             self._file.close()
 
 
-class JSONLines(EntryTracker):
+class _Files(EntryTracker):
+    """A tracker that writes `files`."""
+
+    files: Sequence[_TextFile] = ()
+
+    def flush(self) -> None:
+        for file in self.files:
+            file.store()
+
+    def close(self, event: RunEnded) -> None:
+        for file in self.files:
+            file.close()
+
+
+class JSONLines(_Files):
     """One object a line: `event` is `steps` or `evaluation`, the other keys are as in the metrics' history.
 
     They are sorted by name after step and epoch: a checkpoint does not keep the order of an entry.
@@ -65,17 +79,11 @@ class JSONLines(EntryTracker):
         self._url = url
 
     def open(self, event: RunBegan) -> None:
-        self._file = _TextFile(self._url)
+        self.files = [_TextFile(self._url)]
 
     def write(self, kind: str, entry: Mapping[str, Any]) -> None:
         first = {"event": kind, "step": entry["step"], "epoch": entry["epoch"]}
-        self._file.write(json.dumps(first | _in_order(finite(entry))) + "\n")
-
-    def flush(self) -> None:
-        self._file.store()
-
-    def close(self, event: RunEnded) -> None:
-        self._file.close()
+        self.files[0].write(json.dumps(first | _in_order(finite(entry))) + "\n")
 
 
 def _in_order(value: Any) -> Any:
@@ -104,7 +112,7 @@ class _Table(_TextFile):
         self._writer.writerow(row)
 
 
-class CSVFiles(EntryTracker):
+class CSVFiles(_Files):
     """`steps.csv` and `evaluations.csv` in a folder, with the numbers of the history; a group's as `recall/CLASS`."""
 
     name = "csv"
@@ -115,14 +123,7 @@ class CSVFiles(EntryTracker):
     def open(self, event: RunBegan) -> None:
         names = {"steps": "steps.csv", "evaluation": "evaluations.csv"}
         self._tables = {kind: _Table(f"{self._url}/{name}") for kind, name in names.items()}
+        self.files = list(self._tables.values())
 
     def write(self, kind: str, entry: Mapping[str, Any]) -> None:
         self._tables[kind].add(entry)
-
-    def flush(self) -> None:
-        for table in self._tables.values():
-            table.store()
-
-    def close(self, event: RunEnded) -> None:
-        for table in self._tables.values():
-            table.close()

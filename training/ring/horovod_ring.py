@@ -60,21 +60,17 @@ class HorovodRing:
         return reduced
 
     def allreduce_mean(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """The mean over ranks of each tensor."""
         return self._grouped(tensors, self._hvd.Average)
 
     def allreduce_sum(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """The sum over ranks of each tensor."""
         return self._grouped(tensors, self._hvd.Sum)
 
     def gather(self, tensor: Tensor) -> Tensor:
-        """The ranks' tensors as rows, in rank order."""
         gathered = self._hvd.allgather(tensor[None])
         gathered.set_shape([self.size, *tensor.shape])
         return gathered
 
     def alltoall(self, tensor: Tensor) -> Tensor:
-        """The rows that the ranks sent to this one."""
         received = self._hvd.alltoall(tensor)
         received.set_shape(tensor.shape)
         return received
@@ -87,7 +83,6 @@ class HorovodRing:
         return received
 
     def broadcast(self, variables: Sequence[Variable]) -> None:
-        """Give each variable, on every rank, the value it has on rank 0."""
         for index, variable in enumerate(variables):
             value = tf.convert_to_tensor(variable)
             carrier = _CARRIERS.get(value.dtype)
@@ -96,11 +91,9 @@ class HorovodRing:
             variable.assign(received if carrier is None else tf.bitcast(received, value.dtype))
 
     def allgather(self, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """The ranks' arrays one after another along the first dimension."""
         return np.asarray(self._hvd.allgather(tf.constant(array)).numpy())
 
     def allgather_object(self, value: Any) -> list[Any]:
-        """Every rank's value, in rank order."""
         data = np.frombuffer(json.dumps(value).encode(), np.uint8)
         sizes = self.allgather(np.array([data.size], np.int64))
         joined = self.allgather(data)

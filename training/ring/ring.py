@@ -78,34 +78,27 @@ class SoloRing:
     local_size = 1
 
     def allreduce_mean(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """The tensors themselves, dense."""
         return [dense(t) for t in tensors]
 
     def allreduce_sum(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """The tensors themselves, dense."""
         return [dense(t) for t in tensors]
 
     def gather(self, tensor: Tensor) -> Tensor:
-        """The tensor as the only row."""
         return tensor[None]
 
     def alltoall(self, tensor: Tensor) -> Tensor:
-        """The tensor itself."""
         return tensor
 
     def sendrecv(self, tensor: Tensor, partner: int) -> Tensor:
-        """The tensor itself."""
         return tensor
 
     def broadcast(self, variables: Sequence[Variable]) -> None:
         """Nothing to do."""
 
     def allgather(self, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """The array itself."""
         return array
 
     def allgather_object(self, value: Any) -> list[Any]:
-        """The value alone."""
         return [value]
 
     def barrier(self) -> None:

@@ -30,15 +30,10 @@ def even_shares(batch_size: int, ranks: int) -> list[int]:
 
 
 def shares_by_speed(shares: Sequence[int], seconds: Sequence[float], bound: float) -> list[int]:
-    """Return shares in proportion to speed, with the same sum.
+    """Return shares, the samples of each rank in a global batch, in proportion to speed, with the same sum.
 
-    Args:
-        shares: samples of each rank in a global batch.
-        seconds: time that each rank took for its own work in a step with that share.
-        bound: a share is at most this many times more or less than an equal one, and at least one sample.
-
-    Returns:
-        The new shares; the old ones if the slowest rank would gain less than 5 %.
+    `seconds` are those that each rank took for its share. A new share is at most `bound` times more or less than an
+    equal one, and at least one sample. The old ones stay if the slowest rank would gain less than 5 %.
 
     >>> shares_by_speed([50, 50], [2.0, 1.0], bound=4)
     [33, 67]

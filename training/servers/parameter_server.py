@@ -66,7 +66,7 @@ class ServerTrainer(BaseTrainer):
         self._cluster, self._workers = cluster, cluster.workers
         self._coordinator = _connect(cluster)
         self._server = serve_board(cluster.host, self._board)
-        watch_tasks(self._board, config.watchdog_seconds, stalled)
+        watch_tasks(self._board.task_states, config.watchdog_seconds, stalled)
         for kind, count in ((PS, cluster.servers), (WORKER, cluster.workers)):
             for index in range(count):
                 with tf.device(f"/job:{kind}/replica:0/task:{index}"):

@@ -12,15 +12,13 @@ import tensorflow as tf
 
 from ringfeed.training.config.sync import DiLoCoConfig
 from ringfeed.training.optimizers.keras_doors import Tensor, Variable
-from ringfeed.training.ring.ring import Ring
 
 from .periodic import Periodic
 from .synchronizer import SyncRun
 
 
 def build(run: SyncRun, options: DiLoCoConfig) -> DiLoCo:
-    rate, momentum, is_averaged = options.outer_learning_rate, options.outer_momentum, options.optimizer_state
-    return DiLoCo(run.ring, options.every, rate=rate, momentum=momentum, average_slots=is_averaged == "average")
+    return DiLoCo(run.ring, options)
 
 
 def outer_step(change: Tensor, momentum: Tensor, rate: float, factor: float) -> tuple[Tensor, Tensor]:
@@ -42,11 +40,7 @@ class DiLoCo(Periodic):
     the rate 0.7 and the momentum 0.9.
     """
 
-    def __init__(
-        self, ring: Ring, every: int, *, rate: float = 0.7, momentum: float = 0.9, average_slots: bool = False
-    ) -> None:
-        super().__init__(ring, every, average_slots=average_slots)
-        self._rate, self._factor = rate, momentum
+    _options: DiLoCoConfig
 
     def build(self, variables: Sequence[Variable], optimizer: Any = None) -> None:
         super().build(variables, optimizer)
@@ -55,8 +49,9 @@ class DiLoCo(Periodic):
     def combine(self, changes: list[Tensor], step: int) -> tuple[list[Tensor], list[Tensor]]:
         """The outer step of the mean change, and the outer momentum after it."""
         means, _ = super().combine(changes, step)
+        rate, factor = self._options.outer_learning_rate, self._options.outer_momentum
         pairs = [
-            outer_step(mean, momentum, self._rate, self._factor)
+            outer_step(mean, momentum, rate, factor)
             for mean, momentum in zip(means, self.shared_variables, strict=True)
         ]
         return [applied for applied, _ in pairs], [momentum for _, momentum in pairs]

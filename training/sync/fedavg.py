@@ -23,9 +23,7 @@ from .synchronizer import SyncRun
 
 def build(run: SyncRun, options: FedAvgConfig) -> FedAvg:
     """Return the synchronizer of a run; a ConfigError if a trimmed mean would trim nothing."""
-    robust, is_averaged = _robust(options, run.ring.size), options.optimizer_state == "average"
-    before = run.samples_before
-    return FedAvg(run.ring, options.every, samples_before=before, robust=robust, average_slots=is_averaged)
+    return FedAvg(run.ring, options, run.samples_before)
 
 
 def _robust(options: FedAvgConfig, ranks: int) -> Callable[[Tensor], Tensor] | None:
@@ -41,23 +39,15 @@ def _robust(options: FedAvgConfig, ranks: int) -> Callable[[Tensor], Tensor] | N
 
 
 class FedAvg(Periodic):
-    """Rounds of `every` steps on each rank's own samples.
+    """Rounds of steps on each rank's own samples.
 
-    A rank's weight in the mean are the samples of its round, by `samples_before` a step since the run began. In place
-    of the weighted mean, `robust` makes one change for all, [n], of the ranks' changes, [ranks, n].
+    A rank's weight in the mean are the samples of its round, by `samples_before` a step since the run began. A robust
+    mean makes one change for all, [n], of the ranks' changes, [ranks, n].
     """
 
-    def __init__(
-        self,
-        ring: Ring,
-        every: int,
-        *,
-        samples_before: Callable[[int], int],
-        robust: Callable[[Tensor], Tensor] | None = None,
-        average_slots: bool = False,
-    ) -> None:
-        super().__init__(ring, every, average_slots=average_slots)
-        self._samples_before, self._robust = samples_before, robust
+    def __init__(self, ring: Ring, options: FedAvgConfig, samples_before: Callable[[int], int]) -> None:
+        super().__init__(ring, options)
+        self._samples_before, self._robust = samples_before, _robust(options, ring.size)
 
     def combine(self, changes: list[Tensor], step: int) -> tuple[list[Tensor], list[Tensor]]:
         """The mean by samples, ``sum(n_k * change_k) / sum(n_k)``, counted in the round; or the robust one."""

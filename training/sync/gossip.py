@@ -19,8 +19,7 @@ from .synchronizer import SyncRun
 
 
 def build(run: SyncRun, options: GossipConfig) -> Gossip:
-    is_averaged, seed = options.optimizer_state == "average", run.config.seed
-    return Gossip(run.ring, options.every, topology=options.topology, seed=seed, average_slots=is_averaged)
+    return Gossip(run.ring, options, run.config.seed)
 
 
 def partners(turn: int, ranks: int, *, topology: str, seed: int) -> list[int]:
@@ -47,9 +46,9 @@ class Gossip(Periodic):
     An evaluation, a checkpoint and the end of the run have the mean over all ranks.
     """
 
-    def __init__(self, ring: Ring, every: int, *, topology: str, seed: int, average_slots: bool = False) -> None:
-        super().__init__(ring, every, average_slots=average_slots)
-        self._topology, self._seed = topology, seed
+    def __init__(self, ring: Ring, options: GossipConfig, seed: int) -> None:
+        super().__init__(ring, options)
+        self._topology, self._seed = options.topology, seed
 
     def agreed(self, step: int) -> list[tuple[Variable, Tensor]]:
         """The mean of all ranks' weights, which differ after a round, too."""

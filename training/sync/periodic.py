@@ -20,22 +20,21 @@ from .synchronizer import EveryStep, Exchange, SyncRun
 
 
 def build(run: SyncRun, options: RoundsConfig) -> Periodic:
-    is_averaged = options.optimizer_state == "average"
-    return Periodic(run.ring, options.every, start_step=options.start_step, average_slots=is_averaged)
+    return Periodic(run.ring, options)
 
 
 class Periodic(EveryStep):
-    """Rounds of `every` steps, at whose end the ranks' weights become ``base + combine(weights - base)``.
+    """Rounds of `options.every` steps, at whose end the ranks' weights become ``base + combine(weights - base)``.
 
     `base` are the weights at the last round, the same on all ranks. With the mean as `combine` this is local SGD; it
     averages changes, not weights, since a mean of equal numbers need not have their bits. Scalars are averaged in each
-    step: by them ranks agree on overflows and on whether to stop. Steps before `start_step` are synchronous. With
-    `average_slots` the optimizer's state is averaged, too; else each rank keeps its own.
+    step: by them ranks agree on overflows and on whether to stop. Steps before `start_step` are synchronous.
     """
 
-    def __init__(self, ring: Ring, every: int, *, start_step: int = 0, average_slots: bool = False) -> None:
+    def __init__(self, ring: Ring, options: RoundsConfig) -> None:
         super().__init__(ring)
-        self._every, self._start_step, self._average_slots = every, start_step, average_slots
+        self._options, self._every, self._start_step = options, options.every, options.start_step
+        self._average_slots = options.optimizer_state == "average"
 
     @property
     def step_variables(self) -> Sequence[Variable]:

@@ -35,15 +35,10 @@ def first_fit(lengths: Integers, width: int) -> tuple[Integers, Integers]:
 
 
 def rows_of(tokens: Any, width: int | None) -> dict[str, Any]:
-    """Return records as rows of tokens.
+    """Return records, ragged int32 [batch, None], as rows of tokens: packed, or (width None) one in a row.
 
-    Args:
-        tokens: ragged int32 [batch, None], of at most `width` tokens each.
-        width: tokens of a row, into which records are packed; None: a row for each record, as long as the longest.
-
-    Returns:
-        `tokens`, int32 [rows, width], 0 for padding; `records`, the number of the record of each token, -1 for padding;
-        `positions` within it; and `lengths` of the records, int32 [batch].
+    These are `tokens`, int32 [rows, width], 0 for padding; `records`, the number of the record of each token, -1 for
+    padding; `positions` within it; and `lengths` of the records, int32 [batch].
     """
     lengths = tokens.row_lengths()
     if width is None:

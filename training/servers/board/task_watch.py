@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 _PERIODS = 10  # the watch looks at least so often before a task counts as stalled
 _LONGEST_PERIOD = 2.0  # seconds
@@ -62,19 +61,14 @@ def judge_tasks(states: TaskStates, now: float, seconds: float) -> str | None:
     return f"no worker has finished a step for {idle:.0f} s; {name} is{where or ' in one'}"
 
 
-class _Board(Protocol):
-    def task_states(self) -> TaskStates:
-        """Return what the board knows of the tasks."""
-
-
-def watch_tasks(board: _Board, seconds: float, end: Callable[[str], None]) -> None:
+def watch_tasks(task_states: Callable[[], TaskStates], seconds: float, end: Callable[[str], None]) -> None:
     """Judge the tasks from a thread, as long as this process lives, and call `end` with which task has stalled.
 
     A task counts as stalled after so many seconds; 0: never.
     """
 
     def watch() -> None:
-        while (verdict := judge_tasks(board.task_states(), time.monotonic(), seconds)) is None:
+        while (verdict := judge_tasks(task_states(), time.monotonic(), seconds)) is None:
             time.sleep(min(_LONGEST_PERIOD, seconds / _PERIODS))
         end(verdict)
 

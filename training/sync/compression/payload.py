@@ -39,11 +39,7 @@ def from_bytes(data: Tensor, dtype: Any) -> Tensor:
 
 
 def pack(values: Tensor, bits: int) -> Tensor:
-    """Pack integers in [0, 2**bits), the first in the lowest bits: [..., n] to uint8 [..., n * bits / 8].
-
-    Args:
-        values: integers; n is a multiple of 8 / bits.
-        bits: 1, 2 or 4.
+    """Pack integers of 1, 2 or 4 bits, the first in the lowest bits: [..., n] to uint8 [..., n * bits / 8].
 
     >>> pack(tf.constant([1, 0, 0, 0, 0, 0, 0, 1]), 1).numpy().tolist()
     [129]

@@ -28,9 +28,7 @@ def build(run: SyncRun, options: TopKConfig) -> Gathered:
 def largest(tensor: Tensor, ratio: Tensor | float) -> Tensor:
     """Return the flat indices of the entries of largest magnitude, int32 [k]; of equal ones the first count.
 
-    Args:
-        tensor: float32 of any shape.
-        ratio: share of entries in (0, 1]; k is rounded down, and at least 1.
+    Their share is `ratio`, in (0, 1]; k is rounded down, and at least 1.
 
     >>> sorted(largest(tf.constant([[1.0, -3.0], [2.0, 0.0]]), 0.5).numpy().tolist())
     [1, 2]
