@@ -1,3 +1,3 @@
-"""The start of ranks, on one machine or on Ray, and restarts of a run whose ranks die or whose number changes."""
+"""The life of a rank in an elastic run: its place among the ranks, and the rings that it trains in."""
 
 __all__: list[str] = []

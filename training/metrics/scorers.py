@@ -35,7 +35,7 @@ class Scorer(Protocol):
     """Metrics in the making."""
 
     def add(self, outputs: Array, truth: Array, weight: Array) -> None:
-        """Add samples: outputs, float32 [samples, outputs] (a regression: float64), targets as of `Target.of`, weights."""
+        """Add samples: outputs [samples, outputs], targets as of `Target.of`, and weights."""
 
     def result(self, ring: Ring) -> dict[str, Any]:
         """Return the metrics over the samples of all ranks, in JSON's types (a collective)."""

@@ -104,5 +104,3 @@ def test_refuses_invalid_arguments() -> None:
         WarmUpDecay(1.0, 40, 40)
     with pytest.raises(ValueError, match="decay must be one of"):
         WarmUpDecay(1.0, 0, 40, decay="cosin")
-    with pytest.raises(ValueError, match="need 1 boundaries"):
-        schedules.join([schedules.constant(1), schedules.constant(2)], [])
