@@ -6,7 +6,6 @@ Tested in tests/training/config/test_config.py.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from .checks import Options, key
 
@@ -17,10 +16,8 @@ MODES = ("async", "ssp", "asp", "sync")
 
 
 @dataclass(frozen=True, kw_only=True)
-class MirroredConfig(Options):
+class MirroredConfig(Options, group="mirrored"):
     """Options of a run on several devices of one process."""
-
-    group: ClassVar[str] = "mirrored"
 
     devices: int | None = key(
         None, "GPUs to use; null: all. Without GPUs: logical devices of the CPU, as a trial", at_least=2
@@ -28,9 +25,7 @@ class MirroredConfig(Options):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ParameterServerConfig(Options):
-    group: ClassVar[str] = "parameter_server"
-
+class ParameterServerConfig(Options, group="parameter_server"):
     mode: str = key("async", f"how workers' updates are applied: {', '.join(MODES)}", choices=MODES)
     staleness: int = key(4, "ssp: steps that a worker may be ahead of the slowest when it begins one", at_least=0)
     threshold: float = key(

@@ -34,7 +34,7 @@ def key(
     """Declare a field with the line that `--help` prints for it, and the rule of its value; null breaks no rule.
 
     Args:
-        default: default of the key; MISSING: it is required.
+        default: default of the key; MISSING: it is required; dict: an empty mapping.
         at_least, above, below, at_most: bounds of a number, which is then finite, too.
         choices: the words that are allowed; `FUNCTION` stands for any function.
         kind: "path" (or URL), which counts from the file's folder where it is relative; "disk": a path on a disk;
@@ -42,7 +42,8 @@ def key(
     """
     bounds = {"at_least": at_least, "above": above, "below": below, "at_most": at_most}
     bounds = {name: bound for name, bound in bounds.items() if bound is not None}
-    return field(default=default, metadata={"help": text, "bounds": bounds, "choices": choices, "kind": kind})
+    made: Any = {"default_factory": dict} if default is dict else {"default": default}
+    return field(**made, metadata={"help": text, "bounds": bounds, "choices": choices, "kind": kind})
 
 
 class Options:
@@ -53,6 +54,10 @@ class Options:
     """
 
     group: ClassVar[str] = ""
+
+    def __init_subclass__(cls, group: str = "") -> None:
+        if group:
+            cls.group = group
 
     def __post_init__(self) -> None:
         fit_fields(self, self.group)

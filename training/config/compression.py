@@ -17,11 +17,9 @@ _EPOCHS, _RUN_SHARE = 4.0, 0.3
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompressionConfig(Method):
+class CompressionConfig(Method, group="compression", built_by="sync.synchronizer:build"):
     """No compression; the base of the methods."""
 
-    group: ClassVar[str] = "compression"
-    built_by: ClassVar[str] = "sync.synchronizer:build"
     dense_share: ClassVar[float] = 0.0
     """Share of a run whose steps are dense at the start, if start_step is null."""
     has_error_feedback: ClassVar[bool] = False
@@ -54,10 +52,8 @@ class Compressing(CompressionConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FP16Config(Compressing):
+class FP16Config(Compressing, built_by="sync.compression.half:build"):
     """Options of float16 on the wire."""
-
-    built_by: ClassVar[str] = "sync.compression.half:build"
 
     method: str = "fp16"
 
@@ -70,8 +66,7 @@ class BF16Config(FP16Config):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TopKConfig(Compressing):
-    built_by: ClassVar[str] = "sync.compression.top_k:build"
+class TopKConfig(Compressing, built_by="sync.compression.top_k:build"):
     dense_share: ClassVar[float] = 0.1
     has_error_feedback: ClassVar[bool] = True
 
@@ -84,8 +79,7 @@ class TopKConfig(Compressing):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DGCConfig(CompressionConfig):
-    built_by: ClassVar[str] = "sync.compression.dgc:build"
+class DGCConfig(CompressionConfig, built_by="sync.compression.dgc:build"):
     applies_momentum: ClassVar[bool] = True
 
     method: str = "dgc"
@@ -112,14 +106,13 @@ class DGCConfig(CompressionConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PowerSGDConfig(Compressing):
+class PowerSGDConfig(Compressing, built_by="sync.compression.powersgd:build"):
     """Options of PowerSGD.
 
     >>> PowerSGDConfig().dense_steps(468)
     46
     """
 
-    built_by: ClassVar[str] = "sync.compression.powersgd:build"
     dense_share: ClassVar[float] = 0.1
     has_error_feedback: ClassVar[bool] = True
 
@@ -129,31 +122,24 @@ class PowerSGDConfig(Compressing):
 
 
 @dataclass(frozen=True, kw_only=True)
-class QSGDConfig(Compressing):
-    built_by: ClassVar[str] = "sync.compression.qsgd:build"
-
+class QSGDConfig(Compressing, built_by="sync.compression.qsgd:build"):
     method: str = "qsgd"
     levels: int = key(127, "positive levels of an entry", at_least=1, at_most=127)
 
 
 @dataclass(frozen=True, kw_only=True)
-class TernGradConfig(Compressing):
-    built_by: ClassVar[str] = "sync.compression.terngrad:build"
-
+class TernGradConfig(Compressing, built_by="sync.compression.terngrad:build"):
     method: str = "terngrad"
     clip_factor: float = key(2.5, "clip at this many standard deviations; 0: do not", at_least=0)
 
 
 @dataclass(frozen=True, kw_only=True)
-class NaturalConfig(Compressing):
-    built_by: ClassVar[str] = "sync.compression.natural:build"
-
+class NaturalConfig(Compressing, built_by="sync.compression.natural:build"):
     method: str = "natural"
 
 
 @dataclass(frozen=True, kw_only=True)
-class OneBitConfig(Compressing):
-    built_by: ClassVar[str] = "sync.compression.onebit:build"
+class OneBitConfig(Compressing, built_by="sync.compression.onebit:build"):
     dense_share: ClassVar[float] = 0.2
     has_error_feedback: ClassVar[bool] = True
     applies_momentum: ClassVar[bool] = True

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 from ringfeed.sharding.errors import ConfigError
 
@@ -40,10 +40,8 @@ class MixedDataset:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DataConfig(Options):
+class DataConfig(Options, group="data"):
     """Options of the data: samples, batches and features."""
-
-    group: ClassVar[str] = "data"
 
     url: str | None = key(None, "dataset that shard-dataset wrote: a path, s3://..., hdfs://...", kind="path")
     mixture: Mapping[str, MixedDataset] | None = key(

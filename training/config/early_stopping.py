@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 from ringfeed.sharding.errors import ConfigError
 
@@ -17,10 +16,8 @@ from .task import DEFAULT_METRICS, is_number, metric_name
 
 
 @dataclass(frozen=True, kw_only=True)
-class EarlyStoppingConfig(Options):
+class EarlyStoppingConfig(Options, group="early_stopping"):
     """Options of the end of a run whose evaluations no longer improve."""
-
-    group: ClassVar[str] = "early_stopping"
 
     metric: str | None = key(
         None, "metric of the evaluations that must go on improving, such as loss or auc; null: no early stopping"

@@ -7,18 +7,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import Any
 
 from .checks import FUNCTION, Options, key, require
 from .class_names import class_name
 
 
 @dataclass(frozen=True, kw_only=True)
-class LossConfig(Options):
+class LossConfig(Options, group="loss"):
     """Options of the training loss; evaluation reports the plain cross entropy, or squared error, or `name`."""
-
-    group: ClassVar[str] = "loss"
 
     name: str | None = key(
         None,
@@ -34,9 +32,7 @@ class LossConfig(Options):
         above=0,
     )
 
-    options: Mapping[str, Any] = field(
-        default_factory=dict, metadata={"help": "module:function: further arguments of the loss"}
-    )
+    options: Mapping[str, Any] = key(dict, "module:function: further arguments of the loss")
 
     def check(self) -> None:
         if self.class_weights is not None:

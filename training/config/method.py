@@ -28,6 +28,11 @@ class Method(Options):
     built_by: ClassVar[str]
     """`module:name` of what builds the method. It is imported late, since it needs TensorFlow."""
 
+    def __init_subclass__(cls, group: str = "", built_by: str = "") -> None:
+        super().__init_subclass__(group)
+        if built_by:
+            cls.built_by = built_by
+
     def builder(self) -> Any:
         """Return what `built_by` names."""
         module, _, name = self.built_by.partition(":")

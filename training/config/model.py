@@ -6,8 +6,8 @@ Tested in tests/training/config/test_config.py and tests/training/models/test_mo
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import Any
 
 from ringfeed.pipeline.transforms.image_options import ColourJitter, RandomCrop
 from ringfeed.sharding.errors import ConfigError
@@ -23,9 +23,7 @@ MODELS = ("tabular", "wide_deep", *IMAGE_MODELS, "text")
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelConfig(Options):
-    group: ClassVar[str] = "model"
-
+class ModelConfig(Options, group="model"):
     name: str = key(
         "tabular",
         f"{', '.join(MODELS)}, keras.applications:NAME, or module:function, called with (manifest, config)",
@@ -71,9 +69,7 @@ class ModelConfig(Options):
         "patterns of the paths of layers whose activations are computed again in the backward pass, to save memory",
         kind="patterns",
     )
-    options: Mapping[str, Any] = field(
-        default_factory=dict, metadata={"help": "arguments for keras.applications, or any keys for module:function"}
-    )
+    options: Mapping[str, Any] = key(dict, "arguments for keras.applications, or any keys for module:function")
 
     @property
     def takes_images(self) -> bool:
@@ -102,10 +98,8 @@ class ModelConfig(Options):
 
 
 @dataclass(frozen=True, kw_only=True)
-class AugmentConfig(Options):
+class AugmentConfig(Options, group="augment"):
     """Random augmentation of each training image: see `ImageTransform`."""
-
-    group: ClassVar[str] = "augment"
 
     flip_left_right: bool = key(False, "mirror half of the training images")
     flip_up_down: bool = key(False, "turn half of the training images upside down")

@@ -7,7 +7,7 @@ Tested in tests/training/config/test_methods.py.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from .checks import SIZES, key
@@ -21,8 +21,7 @@ LAMB_VARIANTS = ("paper", "nvlamb", "v1")
 
 
 @dataclass(frozen=True, kw_only=True)
-class OptimizerConfig(Method):
-    group: ClassVar[str] = "optimizer"
+class OptimizerConfig(Method, group="optimizer"):
     default_eps: ClassVar[float] = 0.0
 
     name: str = key("", "")
@@ -100,9 +99,7 @@ class Layerwise(OptimizerConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LARSConfig(Layerwise, Momentum):
-    built_by: ClassVar[str] = "optimizers.lars:LARSRule.from_options"
-
+class LARSConfig(Layerwise, Momentum, built_by="optimizers.lars:LARSRule.from_options"):
     name: str = "lars"
     variant: str | None = key(
         None, f"{', '.join((*LARS_VARIANTS, *LARS_ALIASES))}; null: optax", choices=(*LARS_VARIANTS, *LARS_ALIASES)
@@ -121,8 +118,7 @@ class LARSConfig(Layerwise, Momentum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LAMBConfig(Layerwise, Moments):
-    built_by: ClassVar[str] = "optimizers.lamb:LAMBRule.from_options"
+class LAMBConfig(Layerwise, Moments, built_by="optimizers.lamb:LAMBRule.from_options"):
     default_eps: ClassVar[float] = 1e-6
 
     name: str = "lamb"
@@ -131,15 +127,12 @@ class LAMBConfig(Layerwise, Moments):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SGDConfig(Decoupled, Momentum):
-    built_by: ClassVar[str] = "optimizers.sgd:SGD.from_options"
-
+class SGDConfig(Decoupled, Momentum, built_by="optimizers.sgd:SGD.from_options"):
     name: str = "sgd"
 
 
 @dataclass(frozen=True, kw_only=True)
-class AdamConfig(Moments):
-    built_by: ClassVar[str] = "optimizers.adam:AdamRule.from_options"
+class AdamConfig(Moments, built_by="optimizers.adam:AdamRule.from_options"):
     default_eps: ClassVar[float] = 1e-7
 
     name: str = "adam"
@@ -151,8 +144,7 @@ class AdamWConfig(Decoupled, AdamConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class AdanConfig(Decoupled):
-    built_by: ClassVar[str] = "optimizers.adan:AdanRule.from_options"
+class AdanConfig(Decoupled, built_by="optimizers.adan:AdanRule.from_options"):
     default_eps: ClassVar[float] = 1e-8
 
     name: str = "adan"
@@ -163,12 +155,10 @@ class AdanConfig(Decoupled):
 
 
 @dataclass(frozen=True, kw_only=True)
-class OwnOptimizerConfig(Decoupled, Momentum, Moments):
+class OwnOptimizerConfig(Decoupled, Momentum, Moments, built_by="optimizers.user_optimizer:user_optimizer"):
     """Options that a function of the user's reads; a class of Keras gets `weight_decay` and `options`."""
 
-    built_by: ClassVar[str] = "optimizers.user_optimizer:user_optimizer"
-
-    options: Mapping[str, Any] = field(default_factory=dict, metadata={"help": "further arguments of the optimizer"})
+    options: Mapping[str, Any] = key(dict, "further arguments of the optimizer")
 
 
 OPTIMIZERS = Methods(

@@ -6,7 +6,6 @@ Tested in tests/training/config/test_config.py.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from .checks import Options, key, require
 
@@ -15,10 +14,8 @@ WEIGHTS = ("last", "best")
 
 
 @dataclass(frozen=True, kw_only=True)
-class CheckpointConfig(Options):
+class CheckpointConfig(Options, group="checkpoint"):
     """Options of the checkpoints that a killed run resumes from."""
-
-    group: ClassVar[str] = "checkpoint"
 
     url: str | None = key(
         None, "folder of the run's checkpoints: a path, s3://..., hdfs://...; null: none", kind="path"
@@ -42,10 +39,8 @@ class CheckpointConfig(Options):
 
 
 @dataclass(frozen=True, kw_only=True)
-class OutputConfig(Options):
+class OutputConfig(Options, group="output"):
     """Options of the files that a run writes."""
-
-    group: ClassVar[str] = "output"
 
     metrics: str | None = key(None, "JSON file of losses, rates, throughput and evaluations (path or URL)", kind="path")
     model: str | None = key(None, "file of the trained model, ending in .keras (path or URL)", kind="path")

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import Any
 
 from .checks import FUNCTION, SIZES, Options, key, require
 
@@ -19,10 +19,8 @@ WARMUPS = ("gradual", "constant")
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScheduleConfig(Options):
+class ScheduleConfig(Options, group="schedule"):
     """Options of the learning rate over the run."""
-
-    group: ClassVar[str] = "schedule"
 
     name: str | None = key(
         None,
@@ -47,9 +45,7 @@ class ScheduleConfig(Options):
     boundaries: tuple[float, ...] = key((), "step decay: epochs at which the learning rate falls")
     boundary_steps: tuple[int, ...] = key((), "step decay: the same in steps")
     factor: float = key(0.1, "step decay: factor of the learning rate at each boundary", at_least=0)
-    options: Mapping[str, Any] = field(
-        default_factory=dict, metadata={"help": "module:function: further arguments of the schedule"}
-    )
+    options: Mapping[str, Any] = key(dict, "module:function: further arguments of the schedule")
 
     @property
     def has_warmup(self) -> bool:
@@ -68,20 +64,16 @@ class ScheduleConfig(Options):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LossScaleConfig(Options):
+class LossScaleConfig(Options, group="loss_scale"):
     """Options of the dynamic loss scale of float16."""
-
-    group: ClassVar[str] = "loss_scale"
 
     initial: float = key(2.0**15, "first scale; halved at an overflow", at_least=1, at_most=2.0**126)
     growth_interval: int = key(2000, "steps without an overflow before the scale doubles", at_least=1, below=SIZES)
 
 
 @dataclass(frozen=True, kw_only=True)
-class EMAConfig(Options):
+class EMAConfig(Options, group="ema"):
     """Options of the moving average of weights, which is evaluated and saved in place of the last weights."""
-
-    group: ClassVar[str] = "ema"
 
     decay: float | None = key(
         None, "share of the average that a step keeps, such as 0.999; null: no average", above=0, below=1

@@ -7,8 +7,8 @@ Tested in tests/training/config/test_methods.py.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import Any
 
 from .checks import SIZES, key, require
 from .method import Method, Methods
@@ -20,10 +20,8 @@ TOPOLOGIES = ("ring", "random")
 
 
 @dataclass(frozen=True, kw_only=True)
-class SyncConfig(Method):
+class SyncConfig(Method, group="sync"):
     """Options of when ranks synchronise, and what."""
-
-    group: ClassVar[str] = "sync"
 
     method: str = key("", "")
     hierarchical: bool = key(False, "reduce within each host, between one rank of each host, and back within the host")
@@ -60,9 +58,7 @@ class RoundsConfig(SyncConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LocalSGDConfig(RoundsConfig):
-    built_by: ClassVar[str] = "sync.periodic:build"
-
+class LocalSGDConfig(RoundsConfig, built_by="sync.periodic:build"):
     method: str = "local_sgd"
 
 
@@ -73,18 +69,14 @@ class PostLocalSGDConfig(LocalSGDConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DiLoCoConfig(RoundsConfig):
-    built_by: ClassVar[str] = "sync.diloco:build"
-
+class DiLoCoConfig(RoundsConfig, built_by="sync.diloco:build"):
     method: str = "diloco"
     outer_learning_rate: float = key(0.7, "learning rate of the outer SGD", above=0)
     outer_momentum: float = key(0.9, "Nesterov's momentum of the outer SGD", at_least=0, below=1)
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedAvgConfig(RoundsConfig):
-    built_by: ClassVar[str] = "sync.fedavg:build"
-
+class FedAvgConfig(RoundsConfig, built_by="sync.fedavg:build"):
     method: str = "fedavg"
     aggregate: str = key(
         "mean", f"{', '.join(AGGREGATES)} of the ranks' weights; mean counts samples", choices=AGGREGATES
@@ -101,20 +93,16 @@ class FedAvgConfig(RoundsConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class GossipConfig(RoundsConfig):
-    built_by: ClassVar[str] = "sync.gossip:build"
-
+class GossipConfig(RoundsConfig, built_by="sync.gossip:build"):
     method: str = "gossip"
     topology: str = key("ring", "ring (two neighbours in turn), or random pairs", choices=TOPOLOGIES)
 
 
 @dataclass(frozen=True, kw_only=True)
-class OwnSyncConfig(SyncConfig):
+class OwnSyncConfig(SyncConfig, built_by="sync.build:user_synchronizer"):
     """Options of a class or function of the user's."""
 
-    built_by: ClassVar[str] = "sync.build:user_synchronizer"
-
-    options: Mapping[str, Any] = field(default_factory=dict, metadata={"help": "further arguments of the method"})
+    options: Mapping[str, Any] = key(dict, "further arguments of the method")
 
 
 SYNCS = Methods(

@@ -6,16 +6,13 @@ Tested in tests/training/config/test_config.py.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from .checks import Options, is_function, key, require
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrackConfig(Options):
+class TrackConfig(Options, group="track"):
     """Options of the trackers of a run; "disk": written by libraries that know no other storage."""
-
-    group: ClassVar[str] = "track"
 
     jsonl: str | None = key(None, "JSON Lines of all log entries and evaluations (path or URL)", kind="path")
     csv: str | None = key(None, "folder for steps.csv and evaluations.csv (path or URL)", kind="path")

@@ -27,14 +27,16 @@ class Event:
     """Something that happened; `handler` is the method that takes it."""
 
     __slots__ = ()
-    handler: ClassVar[str]
+    handler: ClassVar[str] = ""
+
+    def __init_subclass__(cls, handler: str = "") -> None:
+        cls.handler = handler or cls.handler
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunBegan(Event):
+class RunBegan(Event, handler="begin"):
     """A run begins, at its first step or where it resumes."""
 
-    handler: ClassVar[str] = "begin"
     config: Mapping[str, Any] = field(default_factory=dict)  # the configuration, in JSON's types, without secrets
     # This rank's number, and the number of all ranks
     rank: int = 0
@@ -50,18 +52,16 @@ class RunBegan(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class EpochBegan(Event):
+class EpochBegan(Event, handler="begin_epoch"):
     """An epoch begins, or what is left of it."""
 
-    handler: ClassVar[str] = "begin_epoch"
     epoch: int
 
 
 @dataclass(frozen=True, slots=True)
-class StepDone(Event):
+class StepDone(Event, handler="step"):
     """Step `epoch_step` of an epoch is done, `step` in all; its loss, a float32 scalar, is on the device until read."""
 
-    handler: ClassVar[str] = "step"
     step: int
     epoch: int
     epoch_step: int = 0
@@ -70,33 +70,28 @@ class StepDone(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class StepsLogged(Event):
+class StepsLogged(Event, handler="steps"):
     """The steps since the last entry of the log became one, with the keys of docs/training.md."""
 
-    handler: ClassVar[str] = "steps"
     entry: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class EvaluationBegan(Event):
+class EvaluationBegan(Event, handler="begin_evaluation"):
     """An evaluation begins, which may take long."""
 
-    handler: ClassVar[str] = "begin_evaluation"
-
 
 @dataclass(frozen=True, slots=True)
-class EvaluationDone(Event):
+class EvaluationDone(Event, handler="evaluation"):
     """An evaluation is done; `entry` holds epoch, step, samples, loss and metrics."""
 
-    handler: ClassVar[str] = "evaluation"
     entry: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class ActivityDone(Event):
+class ActivityDone(Event, handler="activity"):
     """An ``evaluation`` or ``checkpoint`` after `step` steps took so long, from a time of `time.monotonic` on."""
 
-    handler: ClassVar[str] = "activity"
     name: str
     step: int
     epoch: int
@@ -105,38 +100,34 @@ class ActivityDone(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class EpochEnded(Event):
+class EpochEnded(Event, handler="end_epoch"):
     """An epoch is over, with the loss of the log's last entry, and the evaluation at its end if there was one."""
 
-    handler: ClassVar[str] = "end_epoch"
     epoch: int
     loss: float | None
     evaluation: Mapping[str, Any] | None
 
 
 @dataclass(frozen=True, slots=True)
-class StoppedEarly(Event):
+class StoppedEarly(Event, handler="stop_early"):
     """The run ends before its last step, for a reason; `best` is its best evaluation, if any has the metric."""
 
-    handler: ClassVar[str] = "stop_early"
     step: int
     best: Mapping[str, Any] | None
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class RunEnded(Event):
+class RunEnded(Event, handler="close"):
     """The process trains no more; `is_finished` says whether the run has done all of its steps."""
 
-    handler: ClassVar[str] = "close"
     step: int
     epoch: int
     is_finished: bool
 
 
 @dataclass(frozen=True, slots=True)
-class RowsRecorded(Event):
+class RowsRecorded(Event, handler="rows"):
     """The recorder has rows for its files; also without any, each second."""
 
-    handler: ClassVar[str] = "rows"
     rows: Sequence[Row]

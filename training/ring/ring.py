@@ -20,21 +20,14 @@ class Ring(Protocol):
     (0, 1)
     """
 
-    @property
-    def rank(self) -> int:
-        """The number of this process, in [0, size)."""
-
-    @property
-    def size(self) -> int:
-        """Number of ranks."""
-
-    @property
-    def local_rank(self) -> int:
-        """The number of this process on its host."""
-
-    @property
-    def local_size(self) -> int:
-        """Number of ranks on this host."""
+    rank: int
+    """The number of this process, in [0, size)."""
+    size: int
+    """Number of ranks."""
+    local_rank: int
+    """The number of this process on its host."""
+    local_size: int
+    """Number of ranks on this host."""
 
     def allreduce_mean(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Return the mean over ranks of each tensor, by one grouped operation; works inside `tf.function`."""
