@@ -10,7 +10,6 @@ import os
 import select
 import socket
 from collections.abc import MutableMapping, Sequence
-from typing import Protocol
 
 from ringfeed.training.ring.horovod import on_hosts_changed
 from ringfeed.training.ring.launched import CHANNEL
@@ -18,25 +17,6 @@ from ringfeed.training.ring.launched import CHANNEL
 _HOROVODRUN = "HOROVOD_ELASTIC"
 _GLOO_TIMEOUT = "HOROVOD_GLOO_TIMEOUT_SECONDS"
 _LEAST_TIMEOUT = 120  # seconds; a new rank imports TensorFlow while the others wait for it, under horovodrun
-
-
-class Members(Protocol):
-    """The ranks of an elastic run, as one of them sees them."""
-
-    def wait(self, step: int) -> bool:
-        """Wait for a place in the next ring, and put it into the environment; return whether there is one.
-
-        `step` is that of this rank's newest commit, or -1.
-        """
-
-    def joined(self, rank: int, size: int) -> None:
-        """Take note that this rank has joined the ring."""
-
-    def lost(self, ranks: Sequence[int]) -> None:
-        """Take note, from any thread, that some ranks of this ring do not answer any more."""
-
-    def is_change_due(self) -> bool:
-        """Whether the ranks shall leave this ring for another one. Costs microseconds."""
 
 
 def open_members(environ: MutableMapping[str, str] = os.environ) -> Members | None:
@@ -62,6 +42,10 @@ class _Launched:
         self._lines = self._socket.makefile("rb")
 
     def wait(self, step: int) -> bool:
+        """Wait for a place in the next ring, and put it into the environment; return whether there is one.
+
+        `step` is that of this rank's newest commit, or -1.
+        """
         self._send({"step": step})
         while "environment" not in (message := json.loads(self._lines.readline() or b'{"environment": null}')):
             pass  # asked to regroup, which this rank does
@@ -71,12 +55,15 @@ class _Launched:
         return True
 
     def joined(self, rank: int, size: int) -> None:
+        """Take note that this rank has joined the ring."""
         self._send({"joined": rank})
 
     def lost(self, ranks: Sequence[int]) -> None:
+        """Take note, from any thread, that some ranks of this ring do not answer any more."""
         self._send({"lost": list(ranks)})
 
     def is_change_due(self) -> bool:
+        """Whether the ranks shall leave this ring for another one. Costs microseconds."""
         return bool(select.select([self._socket], [], [], 0)[0])  # the launcher sends nothing else to members
 
     def _send(self, message: object) -> None:
@@ -107,3 +94,7 @@ class _Discovered:
 
     def is_change_due(self) -> bool:
         return self._is_due
+
+
+Members = _Launched | _Discovered
+"""The ranks of an elastic run, as one of them sees them."""

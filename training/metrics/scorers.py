@@ -1,14 +1,15 @@
 """What evaluations keep of each batch, and the metrics that follow from it, by task.
 
-A scorer is of one rank until `result`, which combines all ranks. Sums are exact (`ExactSum`, or sums of weights, which
-are whole as a rule), and metrics of order need all scores, which are gathered: 4 bytes for each output and sample.
+A scorer takes samples of one rank by `add`: outputs [samples, outputs], targets as of `Target.of`, and weights. Its
+`result`, a collective, combines all ranks. Sums are exact (`ExactSum`, or sums of weights, which are whole as a rule),
+and metrics of order need all scores, which are gathered: 4 bytes for each output and sample.
 Tested in tests/training/metrics/test_evaluate.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -31,17 +32,7 @@ _OF_ORDER: dict[str, Callable[..., Any]] = {
 }
 
 
-class Scorer(Protocol):
-    """Metrics in the making."""
-
-    def add(self, outputs: Array, truth: Array, weight: Array) -> None:
-        """Add samples: outputs [samples, outputs], targets as of `Target.of`, and weights."""
-
-    def result(self, ring: Ring) -> dict[str, Any]:
-        """Return the metrics over the samples of all ranks, in JSON's types (a collective)."""
-
-
-def make_scorer(target: Target, metrics: Sequence[str] | None) -> Scorer:
+def make_scorer(target: Target, metrics: Sequence[str] | None) -> _ClassScorer | _LabelsScorer | _RegressionScorer:
     """Make the scorer of a task for metrics, None being its default ones; names of functions are passed over.
 
     A ConfigError says that a metric does not go with the number of classes.
