@@ -11,15 +11,13 @@ from functools import cached_property
 from importlib import import_module
 from operator import attrgetter
 from types import MappingProxyType
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 from ringfeed.sharding.common.strict_yaml import YAML_SCALARS
 from ringfeed.sharding.common.validation import fit
 from ringfeed.sharding.errors import ConfigError
 
 from .checks import FUNCTION, Options, is_function, key, require
-
-M = TypeVar("M", bound="Method")
 
 
 class Method(Options):

@@ -2,7 +2,6 @@
 
 A secret of the environment goes through the connection, never onto a command line. What ssh itself says is the cause
 when a host cannot be reached. A host that does not answer ends its connections, as the options of ssh say.
-Tested in tests/training/launching/test_host_group.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The hosts of a run over several machines, with the number of ranks that each can take: a list, or a file.
-
-Tested in tests/training/launching/test_hosts.py.
-"""
+"""The hosts of a run over several machines, with the number of ranks that each can take: a list, or a file."""
 
 from __future__ import annotations
 

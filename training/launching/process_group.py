@@ -1,7 +1,4 @@
-"""The processes of a launched run: each reports how it ends through a pipe, and none outlives this process.
-
-Tested in tests/training/launching/test_process_group.py.
-"""
+"""The processes of a launched run: each reports how it ends through a pipe, and none outlives this process."""
 
 from __future__ import annotations
 

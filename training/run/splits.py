@@ -2,7 +2,7 @@
 
 A run trains on one split, and evaluates on another while it trains. Choices follow from these evaluations: the best
 checkpoint, early stopping, and the settings of the next run. So a third split, which nothing chooses by, is kept for
-the end. Tested in tests/training/run/test_splits.py.
+the end.
 """
 
 from __future__ import annotations
