@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from ringfeed.tools.shard_dataset.program import main
-from ringfeed.training.records.record_format import CHECKPOINT, END, EVALUATION, Launch, Row
+from ringfeed.training.records.record_format import CHECKPOINT, END, EPOCH, EVALUATION, Launch, Row, StageRow
 from ringfeed.training.reports.events import RowsRecorded, RunEnded
 from ringfeed.training.reports.recorder import RecordFile
 from tests.helpers.commands import ROWS
 
 Write = Callable[..., str]
+_NOTHING = {"items": 1, "bytes": 1, "busy_seconds": 0.0, "cpu_seconds": 0.0, "wait_seconds": 0.0, "queue_depth": 2}
 
 
 @pytest.fixture
@@ -53,6 +54,8 @@ def write_run(tmp_path: Path) -> Write:
         host_seconds: float = 0.0001,
         clocks: Sequence[float] | None = None,
         hosts: Sequence[str] | None = None,
+        epoch_steps: int | None = None,
+        stages: Mapping[str, Mapping[str, float]] | None = None,
     ) -> str:
         inputs, gradients = np.array(input_seconds, float), np.array(gradient_seconds, float)
         ranks, steps = inputs.shape
@@ -83,7 +86,13 @@ def write_run(tmp_path: Path) -> Write:
             evaluation = Row(EVALUATION, steps, 1, 1, begin, 0, 0, 0, 0, 2.0)
             checkpoint = Row(CHECKPOINT, steps, 1, 1, begin + 2, 0, 0, 0, 0, 1.0)
             end = Row(END, steps, 1, 1, begin + 3, 0, 0, 0, 0, 0)
-            file.rows(RowsRecorded([*rows[rank], evaluation, checkpoint, end]))
+            starts = [Row(EPOCH, step, step, 1, begin, 0, 0, 0, 0, 0) for step in range(0, steps, epoch_steps or steps)]
+            looks = [
+                StageRow("", name, row.started, 1.0, **{**_NOTHING, **counted})  # type: ignore[arg-type]
+                for name, counted in (stages or {}).items()
+                for row in rows[rank][1:3]
+            ]
+            file.rows(RowsRecorded([*starts, *rows[rank], evaluation, checkpoint, end], looks))
             file.close(RunEnded(steps, 1, is_finished=True))
         return str(tmp_path / "records")
 

@@ -5,8 +5,10 @@ Tested in tests/tools/verdict/test_run_verdict.py and tests/training/records/tes
 
 from __future__ import annotations
 
+import itertools
+import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -16,14 +18,17 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ringfeed.pipeline.metrics.stage_counters import STAGES
 from ringfeed.sharding.errors import ConfigError
 from ringfeed.sharding.formats.ipc_claims import claimed_bytes
 from ringfeed.sharding.storage.untrusted_files import guarded, read_untrusted
 from ringfeed.training.records.record_format import (
     CHECKPOINT,
     END,
+    EPOCH,
     EVALUATION,
     SCHEMA,
+    STAGE_SCHEMA,
     STEP,
     Launch,
     file_name,
@@ -70,7 +75,9 @@ class RunRecords:
         started: Unix time of each step's begin, by the rank's clock, float64 [ranks, steps].
         input_seconds, gradient_seconds, collective_seconds, update_seconds, host_seconds: the parts of each step,
             float64 [ranks, steps]: see `ringfeed.training.records.record_format.Row`.
+        is_epoch_start: whether each is the first of its epoch, bool [steps].
         activities: evaluations and checkpoints of all ranks.
+        stages: what the stages of each rank's loader did since the first of these steps, tables of `StageRow`.
     """
 
     folder: str
@@ -88,7 +95,9 @@ class RunRecords:
     collective_seconds: Floats
     update_seconds: Floats
     host_seconds: Floats
+    is_epoch_start: npt.NDArray[np.bool_]
     activities: tuple[Activity, ...]
+    stages: tuple[pa.Table, ...]
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -113,7 +122,11 @@ class RunRecords:
             if isinstance(getattr(self, field.name), np.ndarray)
         }
         activities = tuple(each for each in self.activities if each.started >= begin)
-        return replace(self, **arrays, activities=activities)
+        stages = tuple(
+            table.filter(pc.greater_equal(table["started"], own[-1] - seconds))
+            for table, own in zip(self.stages, self.started, strict=True)
+        )
+        return replace(self, **arrays, activities=activities, stages=stages)
 
 
 def holds_records(folder: str) -> bool:
@@ -134,7 +147,8 @@ def read_run(folder: str) -> RunRecords:
     if len(files) > _MOST_FILES:
         raise ConfigError(f"{folder}: {len(files)} files of records, more than {_MOST_FILES}")
     begins = sorted({first_step for first_step, _, _ in files})
-    read = [_read(path) for first_step, _, path in files if first_step == begins[-1]]
+    newest = [path for first_step, _, path in files if first_step == begins[-1]]
+    read = [_read(path, SCHEMA, _check_rows) for path in newest]
     ranks = [each for each in read if each is not None]
     if not ranks:
         raise NoStepsError(f"{folder}: the records have no first batch yet")
@@ -145,6 +159,8 @@ def read_run(folder: str) -> RunRecords:
     others = [table.filter(pa.array(~is_step)) for table, is_step in zip(tables, are_steps, strict=True)]
     firsts = [table["input_seconds"][0].as_py() if table.num_rows else 0.0 for table in steps]
     aligned, common = _aligned([table.slice(1) for table in steps])
+    begins_of = [table["started"][0].as_py() if table.num_rows else math.inf for table in aligned]
+    paths = [path for path, each in zip(newest, read, strict=True) if each is not None]
     return RunRecords(
         folder=folder,
         launches=launches,
@@ -156,9 +172,11 @@ def read_run(folder: str) -> RunRecords:
         weights=_column(aligned[0], "steps").astype(np.int64),
         epochs=_column(aligned[0], "epoch").astype(np.int64),
         started=np.stack([_column(table, "started") for table in aligned]),
+        is_epoch_start=np.isin(common, others[0].filter(pc.equal(others[0]["activity"], EPOCH))["step"].to_numpy()),
         activities=tuple(
             each for launch, table in zip(launches, others, strict=True) for each in _activities(launch.rank, table)
         ),
+        stages=tuple(itertools.starmap(_stages, zip(paths, begins_of, strict=True))),
         **{part: np.stack([_column(table, part) for table in aligned]) for part in _PARTS},
     )
 
@@ -172,7 +190,7 @@ def _files(folder: str) -> Iterator[tuple[int, int, Path]]:
             yield place[1], place[0], file
 
 
-def _read(path: Path) -> tuple[Launch, pa.Table] | None:
+def _read(path: Path, schema: pa.Schema, check: Callable[[pa.Table], None]) -> tuple[Launch, pa.Table] | None:
     """Read the whole batches of a file; None if not even its schema is whole, or it was just removed."""
     batches: list[pa.RecordBatch] = []
     launch = None
@@ -186,15 +204,21 @@ def _read(path: Path) -> tuple[Launch, pa.Table] | None:
         _check_claims(data)
         with suppress(*_CUT_OFF), pa.ipc.open_stream(data) as reader:
             launch = Launch.from_metadata(reader.schema.metadata, str(path))
-            if not reader.schema.equals(SCHEMA):
+            if not reader.schema.equals(schema):
                 raise ConfigError("its columns are not those of a run's records")
             batches.extend(reader)
         if launch is None:
             return None
         if (launch.rank, launch.first_step) != first_step_of(path.name):
             raise ConfigError(f"it is of rank {launch.rank} from step {launch.first_step}, unlike its name")
-        table = pa.Table.from_batches(batches, SCHEMA)
-        _check_rows(table)
+        table = pa.Table.from_batches(batches, schema)
+        table.validate(full=True)
+        for name in schema.names:
+            values = table[name]
+            is_number = not pa.types.is_string(values.type)
+            if values.null_count or (is_number and not (np.abs(values.to_numpy().astype(float)) <= _MOST_VALUE).all()):
+                raise ConfigError(f"its column {name!r} has values that no rank records")
+        check(table)
         return launch, table
 
 
@@ -209,14 +233,9 @@ def _check_claims(data: bytes) -> None:
 
 
 def _check_rows(table: pa.Table) -> None:
-    """Refuse values that no rank records."""
-    table.validate(full=True)
-    if unknown := set(table["activity"].unique().to_pylist()) - {STEP, EVALUATION, CHECKPOINT, END}:
+    """Refuse steps that no rank records."""
+    if unknown := set(table["activity"].unique().to_pylist()) - {STEP, EVALUATION, CHECKPOINT, EPOCH, END}:
         raise ConfigError(f"it has the activity {unknown.pop()!r}")
-    for name in SCHEMA.names[1:]:
-        values = table[name].to_numpy()
-        if table[name].null_count or not (np.abs(values.astype(np.float64)) <= _MOST_VALUE).all():
-            raise ConfigError(f"its column {name!r} has values that no rank records")
     steps = table.filter(pc.equal(table["activity"], STEP))
     numbers = steps["step"].to_numpy()
     if (numbers < 0).any() or (np.diff(numbers) <= 0).any() or (steps["steps"].to_numpy() < 1).any():
@@ -239,7 +258,7 @@ def _column(table: pa.Table, name: str) -> Floats:
 
 def _activities(rank: int, table: pa.Table) -> Iterator[Activity]:
     for row in table.to_pylist():
-        if row["activity"] != END:
+        if row["activity"] in (EVALUATION, CHECKPOINT):
             yield Activity(
                 rank=rank,
                 name=row["activity"],
@@ -247,3 +266,20 @@ def _activities(rank: int, table: pa.Table) -> Iterator[Activity]:
                 started=row["started"],
                 seconds=row["host_seconds"],
             )
+
+
+def _stages(steps_path: Path, begin: float) -> pa.Table:
+    """The rows of a rank's loader from a time on, which are in a file beside the one of its steps; perhaps none."""
+    rank, first_step = first_step_of(steps_path.name) or (0, 0)
+    path = steps_path.with_name(file_name(rank, first_step, of_stages=True))
+    read = _read(path, STAGE_SCHEMA, _check_stages) if os.path.lexists(path) else None
+    table = STAGE_SCHEMA.empty_table() if read is None else read[1]
+    return table.filter(pc.greater_equal(table["started"], begin))
+
+
+def _check_stages(table: pa.Table) -> None:
+    """Refuse stages that no loader has, and times that run backwards."""
+    if unknown := set(table["stage"].unique().to_pylist()) - set(STAGES):
+        raise ConfigError(f"it has the stage {unknown.pop()!r}")
+    if (table["seconds"].to_numpy() < 0).any():
+        raise ConfigError("its times run backwards")

@@ -1,7 +1,7 @@
 """A run as a trace that Perfetto (https://ui.perfetto.dev) and Chrome open: a process for each rank.
 
-The format is Chrome's Trace Event Format: complete events (``X``) with times in microseconds, which nest by time, and
-metadata events (``M``) that name processes and threads.
+The format is Chrome's Trace Event Format: complete events (``X``) with times in microseconds, which nest by time,
+counters (``C``), and metadata events (``M``) that name processes and threads.
 """
 
 from __future__ import annotations
@@ -11,10 +11,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from ringfeed.tools.measure.run_records import RunRecords
 from ringfeed.training.run.state.outputs import write_file
 
+_GAP_SECONDS = 0.001  # between two looks at a stage that worked in both
 _LOOP, _PARTS, _OTHER = 1, 2, 3
 _THREADS = {_LOOP: "steps", _PARTS: "parts of steps", _OTHER: "evaluation and checkpoints"}
 
@@ -33,7 +35,8 @@ def trace_events(records: RunRecords) -> Iterator[dict[str, Any]]:
     """Yield the events of a run, in the trace event format.
 
     Each step is a slice, with its parts as slices on a thread below. The time zero is the first recorded step. The
-    clocks of ranks are aligned by the ends of the all-reduces, which are the same for all.
+    clocks of ranks are aligned by the ends of the all-reduces, which are the same for all. Counters show how many
+    threads worked in each stage of the loader.
     """
     shifts = _clock_shifts(records)
     origin = float((records.started[:, 0] + shifts).min()) if records.steps.size else 0.0
@@ -42,6 +45,7 @@ def trace_events(records: RunRecords) -> Iterator[dict[str, Any]]:
         for thread, name in _THREADS.items():
             yield _named("thread_name", launch.rank, thread, name)
         yield from _step_events(records, place, float(shifts[place]) - origin)
+        yield from _stage_events(records.stages[place], launch.rank, float(shifts[place]) - origin)
     for each in records.activities:
         shift = float(shifts[records.ranks.index(each.rank)]) - origin
         yield _slice(each.name, each.rank, _OTHER, each.started + shift, each.seconds, {"step": each.step})
@@ -62,6 +66,26 @@ def _step_events(records: RunRecords, place: int, shift: float) -> Iterator[dict
         for name, seconds in parts.items():
             yield _slice(name, rank, _PARTS, begin, float(seconds), {"step": step})
             begin += float(seconds)
+
+
+def _stage_events(stages: pa.Table, rank: int, shift: float) -> Iterator[dict[str, Any]]:
+    """A track for each stage: threads at work since the look before, and what they began and did not hand on."""
+    last: dict[str, float] = {}
+    for row in stages.to_pylist():
+        name = " ".join(filter(None, ("loader", row["dataset"], row["stage"])))
+        begin, end = row["started"] + shift, row["started"] + shift + row["seconds"]
+        if abs(last.get(name, begin) - begin) > _GAP_SECONDS:  # nothing was done meanwhile
+            yield _counter(name, rank, last[name], 0.0, 0)
+        busy = row["busy_seconds"] / max(row["seconds"], 1e-9)
+        yield _counter(name, rank, begin, busy, row["queue_depth"])
+        last[name] = end
+    for name, end in last.items():
+        yield _counter(name, rank, end, 0.0, 0)
+
+
+def _counter(name: str, rank: int, begin: float, threads: float, queued: int) -> dict[str, Any]:
+    values = {"threads": round(threads, 3), "queued": queued}
+    return {"ph": "C", "name": name, "cat": "ringfeed", "pid": rank, "ts": round(1e6 * begin, 3), "args": values}
 
 
 def _clock_shifts(records: RunRecords) -> Any:

@@ -8,17 +8,31 @@ slow rank, one that moves is too slow an input, or ranks that disturb each other
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
+from ringfeed.pipeline import StageStats
+from ringfeed.pipeline.metrics.stage_counters import STAGES
+from ringfeed.sharding.messages import printable
 from ringfeed.tools.measure.run_records import RunRecords
+
+from .bottleneck import StageProfile, name_bottleneck
 
 _LEAST_STEPS, _LEAST_SECONDS = 20, 1.0  # fewer are not judged
 # The largest loss is named, from the share of the time on that TensorFlow's profiler (xprof) has, and for overhead and
 # ranks that take turns from twice as much as jitter brings on busy hosts.
-_LEAST = {"input": 0.05, "straggler": 0.05, "moving_straggler": 0.10, "collective": 0.05, "framework_overhead": 0.10}
+_LEAST = {
+    "input": 0.05,
+    "epoch_start": 0.05,
+    "straggler": 0.05,
+    "moving_straggler": 0.10,
+    "collective": 0.05,
+    "framework_overhead": 0.10,
+}
 _HIGHLY_BOUND = 0.20
 # A straggler is fixed if the ranks' mean times explain this share of the lateness, and the slow ranks are last in this
 # share of the steps.
@@ -52,6 +66,7 @@ class Shares:
 
     Attributes:
         input: waiting for input, on the ranks that are not the slowest of their step.
+        epoch_start: the same for an epoch's first batch, which `input` leaves out.
         compute: forward and backward pass, and optimizer, on the same.
         straggler: waiting for the slowest rank.
         collective: the all-reduce itself.
@@ -59,6 +74,7 @@ class Shares:
     """
 
     input: float
+    epoch_start: float
     compute: float
     straggler: float
     collective: float
@@ -70,13 +86,14 @@ class RunVerdict:
     """What limits a run.
 
     Attributes:
-        bottleneck: ``input``, ``straggler`` (the same rank), ``moving_straggler``, ``collective``,
+        bottleneck: ``input``, ``epoch_start``, ``straggler`` (the same rank), ``moving_straggler``, ``collective``,
             ``framework_overhead``, ``none``, or ``unknown`` if too little was recorded.
         headline: the answer in one sentence.
         advice: what to do about it.
         stragglers: the slow ranks of ``straggler``.
         cause: what a slowest rank does for longer than the others: ``input``, ``compute`` or ``overhead``; None without
             a straggler.
+        stage: the stage of the loader that is waited for; None if none is, or none was recorded.
         gain: predicted speed-up of the steps if the bottleneck goes; None if there is nothing to gain.
         shares: what the time went to; None for ``unknown``.
     """
@@ -86,6 +103,7 @@ class RunVerdict:
     advice: str
     stragglers: tuple[int, ...] = ()
     cause: str | None = None
+    stage: str | None = None
     gain: float | None = None
     shares: Shares | None = None
 
@@ -127,8 +145,9 @@ def judge_run(records: RunRecords) -> RunVerdict:
     times = rank_times(records)
     slow = _fixed_stragglers(times, shares.straggler * seconds / weights.sum())
     straggler = "straggler" if slow else "moving_straggler"
+    at_start = shares.epoch_start > shares.input
     candidates = {
-        "input": shares.input,
+        "epoch_start" if at_start else "input": shares.input + shares.epoch_start,
         straggler: shares.straggler,
         "collective": shares.collective,
         "framework_overhead": shares.overhead,
@@ -136,12 +155,15 @@ def judge_run(records: RunRecords) -> RunVerdict:
     named = {name: share for name, share in candidates.items() if share >= _LEAST[name]}
     bottleneck = max(named, key=named.__getitem__) if named else "none"
     cause = _cause(records, weights) if bottleneck.endswith("straggler") else None
+    waits = bottleneck in ("input", "epoch_start") or cause == "input"
+    stage, text = _slowest_stage(records, slow if bottleneck == "straggler" else records.ranks) if waits else (None, "")
     return RunVerdict(
         bottleneck=bottleneck,
         headline=_headline(bottleneck, shares, slow),
-        advice=_advice(bottleneck, cause, slow, times),
+        advice=_advice(bottleneck, cause, slow, times) + text,
         stragglers=slow if bottleneck == "straggler" else (),
         cause=cause,
+        stage=stage,
         gain=1 / (1 - named[bottleneck]) if named else None,
         shares=shares,
     )
@@ -172,7 +194,10 @@ def step_parts(records: RunRecords) -> dict[str, Floats]:
 
 
 def _shares(records: RunRecords, weights: Floats) -> Shares:
-    sums = {name: float(seconds @ weights) for name, seconds in step_parts(records).items()}
+    parts = step_parts(records)
+    parts["epoch_start"] = parts["input"] * records.is_epoch_start
+    parts["input"] = parts["input"] - parts["epoch_start"]
+    sums = {name: float(seconds @ weights) for name, seconds in parts.items()}
     return Shares(**{name: value / sum(sums.values()) for name, value in sums.items()})
 
 
@@ -206,12 +231,45 @@ def _cause(records: RunRecords, weights: Floats) -> str:
     return max(excess, key=excess.__getitem__)
 
 
+def _slowest_stage(records: RunRecords, ranks: Collection[int]) -> tuple[str | None, str]:
+    """The stage that holds back the loaders of some ranks, and a clause that names it; None if nothing was recorded."""
+    tables = [table for rank, table in zip(records.ranks, records.stages, strict=True) if rank in ranks]
+    if not any(table.num_rows for table in tables):
+        return None, ""
+    sums = pa.concat_tables(tables).group_by(["dataset", "stage"]).aggregate([(name, "sum") for name in _COUNTED])
+    totals = {name: StageStats() for name in STAGES}
+    of_datasets: dict[tuple[str, str], float] = {}
+    for row in sums.to_pylist():
+        dataset, stage = row.pop("dataset"), row.pop("stage")
+        of_datasets[stage, dataset] = row["busy_seconds_sum"]
+        totals[stage] = StageStats(**{name: getattr(totals[stage], name) + row[f"{name}_sum"] for name in _COUNTED})
+    places = [place for place, rank in enumerate(records.ranks) if rank in ranks]
+    seconds = float(records.step_seconds[places].mean(axis=0) @ records.weights)
+    # While a step computes, the loader waits for it, and nobody for the loader.
+    computing = (records.step_seconds - records.input_seconds)[places].sum(axis=0) @ records.weights
+    own = {
+        name: StageProfile.of(name, counted, seconds * len(places), from_disk=False) for name, counted in totals.items()
+    }
+    idle = max(own["deliver"].wait_seconds - float(computing), 0.0)
+    own["deliver"] = replace(own["deliver"], wait_seconds=idle)
+    stage = name_bottleneck(tuple(own.values()), parses=False)
+    if stage == "none":
+        return None, ""
+    dataset = max(
+        (name for at, name in of_datasets if at == stage), key=lambda name: of_datasets[stage, name], default=""
+    )
+    busy = f", {own[stage].share:.2g} threads" if stage != "deliver" else ""
+    which = f" of dataset {printable(dataset)}" if dataset and stage != "deliver" else ""
+    return stage, f"; the loader's slowest stage is {stage}{which}: {_STAGES[stage]}{busy}"
+
+
 def _headline(bottleneck: str, shares: Shares, slow: tuple[int, ...]) -> str:
     names = f"rank{'s' * (len(slow) > 1)} {', '.join(map(str, slow))}"
-    highly = "highly " if shares.input >= _HIGHLY_BOUND else ""
+    highly = "highly " if shares.input + shares.epoch_start >= _HIGHLY_BOUND else ""
     told = {
         "none": ("Nothing holds the run back: ranks compute", "compute"),
         "input": (f"The run is {highly}input-bound: ranks wait for input", "input"),
+        "epoch_start": (f"The run is {highly}input-bound: ranks wait for the first batches of epochs", "epoch_start"),
         "straggler": (f"The ranks wait for {names}", "straggler"),
         "moving_straggler": ("The ranks wait for each other", "straggler"),
         "collective": ("The ranks are in the all-reduce", "collective"),
@@ -221,6 +279,7 @@ def _headline(bottleneck: str, shares: Shares, slow: tuple[int, ...]) -> str:
     names_of_shares = {
         "compute": "computing",
         "input": "waiting for input",
+        "epoch_start": "waiting for the first batches of epochs",
         "straggler": "waiting for the slowest rank",
         "collective": "in the all-reduce",
         "overhead": "in the loop",
@@ -233,6 +292,17 @@ def _headline(bottleneck: str, shares: Shares, slow: tuple[int, ...]) -> str:
     return f"{text} for {getattr(shares, own):.0%} of the time{rest and '; '}{rest}."
 
 
+_COUNTED = ("items", "bytes", "busy_seconds", "cpu_seconds", "wait_seconds")
+_STAGES = {
+    "fetch": "reading shards from the store",
+    "cache": "reading the cache",
+    "fill": "filling the cache",
+    "verify": "computing checksums",
+    "open": "decompressing and decoding records",
+    "plan": "choosing records for the class balance",
+    "gather": "gathering records into batches",
+    "deliver": "it waits for what follows, handing over and preprocessing",
+}
 _REMEDIES = {
     "input": "look at its disk, its cache and its link to the store",
     "compute": "look for other programs on its host, a slower or throttled device, or fewer cores",
@@ -247,6 +317,8 @@ def _advice(bottleneck: str, cause: str | None, slow: tuple[int, ...], times: tu
         return "the model's step sets the pace: only a faster step, or more ranks, makes it faster"
     if bottleneck == "input":
         return f"to learn which part of the input, and what helps: {_PROFILE}"
+    if bottleneck == "epoch_start":
+        return "fewer streams (data.streams) or smaller shards make an epoch's first batch wait for fewer bytes"
     if bottleneck == "collective":
         return "train larger batches on each rank, or give the ranks a faster network (horovodrun --network-interfaces)"
     if bottleneck == "framework_overhead":

@@ -1,8 +1,9 @@
 """The files of a run's records: names, columns, and which steps are kept. No TensorFlow here: readers need none.
 
 A rank writes ``rank-RANK.from-STEP.arrow``, an Arrow IPC stream, each time that it starts; STEP is its first step. A
-stream can be read while it is written, and up to the last whole batch if its writer was killed. Times are of the
-rank's own clock; only durations can be compared between hosts.
+stream can be read while it is written, and up to the last whole batch if its writer was killed. Beside it,
+``rank-RANK.from-STEP.stages.arrow`` has what the stages of the rank's loader did. Times are of the rank's own clock;
+only durations can be compared between hosts.
 Tested in tests/training/reports/test_recorder.py.
 """
 
@@ -18,8 +19,8 @@ from ringfeed.sharding.errors import ConfigError
 from ringfeed.sharding.messages import printable
 
 FORMAT = "ringfeed-records-1"
-STEP, EVALUATION, CHECKPOINT, END = "step", "evaluation", "checkpoint", "end"
-_NAME = re.compile(r"rank-(\d+)\.from-(\d+)\.arrow")
+STEP, EVALUATION, CHECKPOINT, EPOCH, END = "step", "evaluation", "checkpoint", "epoch", "end"
+_NAME = re.compile(r"rank-(\d+)\.from-(\d+)(\.stages)?\.arrow")
 _MOST_RANKS = 1 << 20
 _WHOLE_STEPS = 1 << 15  # so many steps are recorded one by one, in about 2 MB
 
@@ -27,7 +28,8 @@ _WHOLE_STEPS = 1 << 15  # so many steps are recorded one by one, in about 2 MB
 class Row(NamedTuple):
     """One step, or another activity, of one rank."""
 
-    # ``step``, ``evaluation``, ``checkpoint``, or ``end``, which is the last row of a process that ended by itself
+    # ``step``, ``evaluation``, ``checkpoint``, ``epoch``, which begins, or ``end``, which is the last row of a process
+    # that ended by itself
     activity: str
     step: int  # number of the step, from 0; of another activity: steps done before it
     epoch: int
@@ -41,8 +43,27 @@ class Row(NamedTuple):
     host_seconds: float
 
 
+class StageRow(NamedTuple):
+    """What one stage of a rank's loader did in a time: see `ringfeed.pipeline.StageStats`."""
+
+    dataset: str  # its name in a mixture; empty without one
+    stage: str
+    started: float  # Unix time
+    seconds: float
+    items: int
+    bytes: int
+    busy_seconds: float
+    cpu_seconds: float
+    wait_seconds: float
+    queue_depth: int  # at the end
+
+
 _TYPES = (pa.string(), pa.int64(), pa.int32(), pa.int32(), pa.float64(), *[pa.float32()] * 5)
 SCHEMA = pa.schema([pa.field(name, kind, nullable=False) for name, kind in zip(Row._fields, _TYPES, strict=True)])
+_STAGE_TYPES = (*[pa.string()] * 2, *[pa.float64()] * 2, *[pa.int64()] * 2, *[pa.float64()] * 3, pa.int32())
+STAGE_SCHEMA = pa.schema(
+    [pa.field(name, kind, nullable=False) for name, kind in zip(StageRow._fields, _STAGE_TYPES, strict=True)]
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,13 +101,13 @@ class Launch:
         return launch
 
 
-def file_name(rank: int, first_step: int) -> str:
-    """Name the file of a rank that starts at a step.
+def file_name(rank: int, first_step: int, *, of_stages: bool = False) -> str:
+    """Name the file of a rank that starts at a step, or the one of its loader's stages.
 
-    >>> file_name(3, 120)
-    'rank-00003.from-00000120.arrow'
+    >>> file_name(3, 120), file_name(3, 120, of_stages=True)
+    ('rank-00003.from-00000120.arrow', 'rank-00003.from-00000120.stages.arrow')
     """
-    return f"rank-{rank:05d}.from-{first_step:08d}.arrow"
+    return f"rank-{rank:05d}.from-{first_step:08d}{'.stages' * of_stages}.arrow"
 
 
 def first_step_of(name: str) -> tuple[int, int] | None:

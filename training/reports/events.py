@@ -5,11 +5,11 @@ Tested in tests/training/reports/test_reports.py.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
-from ringfeed.training.records.record_format import Row
+from ringfeed.training.records.record_format import Row, StageRow
 
 
 class StepTimes(NamedTuple):
@@ -56,6 +56,7 @@ class EpochBegan(Event, handler="begin_epoch"):
     """An epoch begins, or what is left of it."""
 
     epoch: int
+    stats: Callable[[], Mapping[str, Any]] | None = None  # what the loader of the epoch counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,3 +132,4 @@ class RowsRecorded(Event, handler="rows"):
     """The recorder has rows for its files; also without any, each second."""
 
     rows: Sequence[Row]
+    stages: Sequence[StageRow] = ()

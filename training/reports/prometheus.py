@@ -8,7 +8,7 @@ from typing import Any, TextIO
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from ringfeed.sharding.errors import ConfigError, TrainingError
-from ringfeed.training.records.record_format import END, STEP, Launch, Row
+from ringfeed.training.records.record_format import CHECKPOINT, EVALUATION, STEP, Launch, Row
 from ringfeed.training.ring.run_lines import QuietServer
 
 from .events import RowsRecorded, RunEnded, StepsLogged
@@ -84,7 +84,7 @@ class Prometheus(Tracker):
         for row in event.rows:
             if row.activity == STEP:
                 self._count_step(row)
-            elif row.activity != END:
+            elif row.activity in (EVALUATION, CHECKPOINT):
                 self._activities.labels(self._rank, row.activity).inc(row.host_seconds)
 
     def _count_step(self, row: Row) -> None:

@@ -192,7 +192,7 @@ class Trainer(BaseTrainer):
         epoch = self.position.epoch
         if self._shares.agree(epoch):
             self.loader = self._shares.loader
-        self.reports.emit(EpochBegan(epoch))
+        self.reports.emit(EpochBegan(epoch, self.loader.stats))
         self._log.restart()
         stop_epoch = -(-self._progress.total_steps // self.epoch_plan.steps)
         batches = self._batches(epoch, self.position.epoch_step, self._ahead, stop_epoch)

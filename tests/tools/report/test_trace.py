@@ -21,7 +21,8 @@ STEPS = 30
 def test_a_trace_nests_and_has_a_process_for_each_rank(write_run: Write, tmp_path: Path) -> None:
     gradients = np.full((2, STEPS), 0.02)
     gradients[1] = 0.03
-    folder = write_run(np.full((2, STEPS), 0.005), gradients, hosts=["a", "b"], clocks=[0.0, 3600.0])
+    stages = {"fetch": {"busy_seconds": 2.5}, "open": {"busy_seconds": 0.5}}
+    folder = write_run(np.full((2, STEPS), 0.005), gradients, hosts=["a", "b"], clocks=[0.0, 3600.0], stages=stages)
     write_trace(read_run(folder), str(tmp_path / "trace.json"))
     document = json.loads((tmp_path / "trace.json").read_text())
     events = document["traceEvents"]
@@ -30,12 +31,18 @@ def test_a_trace_nests_and_has_a_process_for_each_rank(write_run: Write, tmp_pat
     assert names[1, 0, "process_name"] == "rank 1 (b)"
     tracks = defaultdict(list)
     for event in events:
-        assert event["ph"] in {"X", "M"}
+        assert event["ph"] in {"X", "M", "C"}
         if event["ph"] == "X":
             assert event["ts"] >= 0
             assert event["dur"] >= 0
             assert (event["pid"], event["tid"], "thread_name") in names
             tracks[event["pid"], event["tid"]].append(event)
+    counters = [(e["pid"], e["name"], e["args"]["threads"], e["ts"]) for e in events if e["ph"] == "C"]
+    assert {each[:3] for each in counters} == {
+        (rank, name, threads) for rank in (0, 1) for name, busy in (("fetch", 2.5), ("open", 0.5))
+        for name, threads in ((f"loader {name}", busy), (f"loader {name}", 0))
+    }  # fmt: skip
+    assert min(ts for *_, ts in counters) == pytest.approx(0.0, abs=1e4)  # beside the steps, whatever the rank's clock
     for slices in tracks.values():  # those of one thread must nest; these follow one another
         ordered = sorted(slices, key=lambda each: each["ts"])
         assert all(a["ts"] + a["dur"] <= b["ts"] + 0.01 for a, b in itertools.pairwise(ordered))

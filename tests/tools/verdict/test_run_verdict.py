@@ -72,6 +72,43 @@ def test_waits_that_move_from_rank_to_rank_are_those_of_a_slow_loader(write_run:
     assert "loading is too slow" in verdict.advice
 
 
+@pytest.mark.parametrize(
+    ("stages", "stage", "said"),
+    [
+        ({}, None, "for each dataset)"),
+        ({"gather": {"wait_seconds": 3.0}, "fetch": {"busy_seconds": 4.0, "wait_seconds": 4.0},
+          "open": {"busy_seconds": 1.0, "cpu_seconds": 1.0}}, "fetch", "is fetch: reading shards from the store, 0.6"),
+        ({"gather": {"wait_seconds": 3.0}, "fetch": {"busy_seconds": 9.0},  # all of it a wait for the lock
+          "open": {"busy_seconds": 2.0, "cpu_seconds": 1.0}}, "open", "is open: decompressing and decoding records, "),
+        # All of this wait of deliver is in the time in which the step computes, when nobody waits for the loader.
+        ({"gather": {"wait_seconds": 1.0}, "deliver": {"wait_seconds": 2.9},
+          "open": {"busy_seconds": 2.0, "cpu_seconds": 2.0}}, "open", "is open"),
+        ({"gather": {"wait_seconds": 0.5}, "deliver": {"wait_seconds": 5.9}}, "deliver", "follows, handing over and"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("slow", [None, 1])
+def test_the_stage_of_the_loader_that_is_waited_for_is_named(
+    write_run: Write, stages: dict[str, dict[str, float]], stage: str | None, said: str, slow: int | None
+) -> None:
+    inputs, gradients = np.full((2, STEPS), 0.03), np.full((2, STEPS), 0.028)
+    if slow is not None:
+        inputs[1 - slow] = 0.0001
+    verdict = _judge(write_run(inputs, gradients, stages=stages))
+    assert (verdict.bottleneck, verdict.stage) == ("input" if slow is None else "straggler", stage)
+    assert said in verdict.advice or slow is not None
+
+
+@pytest.mark.parametrize(("elsewhere", "expected"), [(0.0, "epoch_start"), (0.004, "input")])
+def test_the_first_batches_of_epochs_are_named(write_run: Write, elsewhere: float, expected: str) -> None:
+    inputs = np.full((2, STEPS), elsewhere)
+    inputs[:, ::20] = 0.06
+    verdict = _judge(write_run(inputs, np.full((2, STEPS), 0.01), epoch_steps=20))
+    assert verdict.bottleneck == expected
+    assert verdict.shares is not None
+    assert verdict.shares.epoch_start > 0.15
+    assert ("ranks wait for the first batches of epochs" in verdict.headline) == (expected == "epoch_start")
+
+
 def test_one_long_pause_makes_no_rank_a_slow_one(write_run: Write) -> None:
     gradients = np.full((3, STEPS), 0.01)
     gradients[1, 77] = 30.0
