@@ -9,12 +9,21 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from ringfeed.pipeline import StageStats
 from ringfeed.training.config.data import DataConfig
 from ringfeed.training.config.train_config import TrainConfig
 from ringfeed.training.records.record_format import CHECKPOINT, END, Launch, Row, file_name
-from ringfeed.training.reports.events import ActivityDone, RowsRecorded, RunBegan, RunEnded, StepDone, StepTimes
+from ringfeed.training.reports.events import (
+    ActivityDone,
+    EpochBegan,
+    RowsRecorded,
+    RunBegan,
+    RunEnded,
+    StepDone,
+    StepTimes,
+)
 from ringfeed.training.reports.open import open_reports
-from ringfeed.training.reports.recorder import Recorder, RecordFile
+from ringfeed.training.reports.recorder import Recorder, RecordFile, _StageWatch
 
 END_OF_RUN = RunEnded(0, 0, is_finished=True)
 
@@ -58,6 +67,40 @@ def test_a_step_is_recorded_part_by_part(tmp_path: Path) -> None:
     assert second["host_seconds"] == 0.25
     assert (checkpoint["activity"], checkpoint["step"]) == (CHECKPOINT, 9)
     assert (end["activity"], end["step"]) == (END, 9)
+
+
+def test_each_second_says_what_the_stages_of_the_loader_did_since(tmp_path: Path) -> None:
+    fetched = {"web": StageStats(items=3, busy_seconds=1.0), "mixture": StageStats()}
+
+    def of_mixture() -> dict[str, dict[str, StageStats]]:
+        return {name: {"fetch": stats, "open": StageStats()} for name, stats in fetched.items()}
+
+    recorder = Recorder(str(tmp_path), None)
+    recorder.begin(RunBegan(total_steps=9, batch_size=8))
+    recorder.begin_epoch(EpochBegan(0, of_mixture))
+    fetched["web"] = StageStats(items=5, busy_seconds=1.5, cpu_seconds=0.25, queue_depth=2)
+    recorder.begin_epoch(EpochBegan(1, of_mixture))  # the same loader
+    recorder.close(END_OF_RUN)
+    rows = _read(tmp_path / file_name(0, 0, of_stages=True))
+    assert [(row["dataset"], row["stage"], row["queue_depth"]) for row in rows] == [("web", "fetch", 2)]
+    assert [rows[0][name] for name in ("items", "busy_seconds", "cpu_seconds")] == [2, 0.5, 0.25]
+    began = [row["epoch"] for row in _read(tmp_path / file_name(0, 0)) if row["activity"] == "epoch"]
+    assert began == [0, 1]
+
+
+def test_looks_at_the_stages_become_rare_in_a_long_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, counted = [100.0], [0]
+    monkeypatch.setattr("ringfeed.training.reports.recorder.time.monotonic", lambda: now[0])
+    watch, rows = _StageWatch(), []
+    watch.follow(lambda: {"fetch": StageStats(items=counted[0])})
+    for _ in range(100_000):
+        now[0] += 0.1
+        counted[0] += 1
+        rows += watch.look(0.0, is_last=False)
+    rows += watch.look(0.0, is_last=True)
+    assert len(rows) < 256 * 10
+    assert sum(row.items for row in rows) == counted[0]
+    assert sum(row.seconds for row in rows) == pytest.approx(10_000)
 
 
 def test_nothing_is_recorded_unasked() -> None:
