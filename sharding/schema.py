@@ -127,11 +127,7 @@ class Feature:
     @property
     def time_type(self) -> pa.DataType | None:
         """The Arrow type of times that are stored as integers, or None."""
-        if not self.logical or self.shape:
-            return None
-        name, _, zone = self.logical.removesuffix("]").partition(", tz=")
-        kind = pa.type_for_alias(f"{name}]")
-        return pa.timestamp(kind.unit, zone) if zone else kind
+        return None if not self.logical or self.shape else logical_type(self.logical)
 
     @property
     def example_kind(self) -> ExampleKind:
@@ -213,6 +209,17 @@ class Feature:
         if self.logical and not self.shape:  # lists have no view; the cast below is just as exact
             column = column.view(self.primitive)
         return column if column.type == self.arrow_type else pc.cast(column, self.arrow_type)
+
+
+def logical_type(name: str) -> pa.DataType:
+    """The Arrow type whose name a `Feature.logical` is.
+
+    >>> logical_type("timestamp[us, tz=Europe/Berlin]")
+    TimestampType(timestamp[us, tz=Europe/Berlin])
+    """
+    unit, _, zone = name.removesuffix("]").partition(", tz=")
+    kind = pa.type_for_alias(f"{unit}]")
+    return pa.timestamp(kind.unit, zone) if zone else kind
 
 
 def check_distinct_names(names: Sequence[str], where: str = "", remedy: str = "rename all but one") -> None:
@@ -368,6 +375,17 @@ def _field(feature: Feature, *, role: str) -> pa.Field:
 def class_array(schema: Schema, classes: Sequence[object]) -> pa.Array:
     """Class values as an array of the label's type; without a label, the placeholder of the one class None."""
     return pa.array([False] * len(classes) if schema.label is None else classes, label_type(schema))
+
+
+def class_names(schema: Schema, classes: Sequence[object]) -> list[str]:
+    """Class values as texts; a time, which is stored as an integer, as ISO 8601 writes it.
+
+    >>> schema = Schema(features=(Feature(name="day", dtype="int32", logical="date32[day]"),), label="day")
+    >>> class_names(schema, [18546])
+    ['2020-10-11']
+    """
+    kind = None if schema.label is None else schema[schema.label].time_type
+    return list(map(str, classes if kind is None else class_array(schema, classes).view(kind).cast(pa.string())))
 
 
 def label_type(schema: Schema) -> pa.DataType:

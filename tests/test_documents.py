@@ -194,6 +194,15 @@ def test_cookbook(here: Path) -> None:
     assert rows == {(2, 6), (3, 0)}
     exec(memory, {})
     assert open_dataset("from-memory").manifest.records == 100
+    Path("orders.csv").write_text("id,returned\n" + "".join(f"{i},{'yes' if i % 3 else 'no'}\n" for i in range(60)))
+    for command in (line for line in commands(PAGES["cookbook.md"]) if "folds" in line):
+        assert shard_dataset.main([word.replace("$k", "2") for word in command[1:]]) == 0
+    fold, test, train = (
+        {row["id"] for row in read_records(open_dataset(url), split, 99)}
+        for url, split in (("folds", "f2"), ("without-2", "test"), ("without-2", "train"))
+    )
+    assert fold == test == set(range(60)) - train
+    assert len(test) == 12
 
 
 def test_order(here: Path) -> None:

@@ -11,6 +11,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from datetime import date, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,11 @@ ROWS = 64
 Rows = dict[int, tuple[float, str]]  # hours and status by id
 
 
+def day_of(number: int) -> date:
+    """The day of a record."""
+    return date(2020, 10, 1) + timedelta(days=number)
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("interoperability")
@@ -37,6 +43,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "id": range(ROWS),
         "hours": [i / 7 for i in range(ROWS)],
         "status": ["late" if i % 4 == 0 else "on time" for i in range(ROWS)],
+        "day": list(map(day_of, range(ROWS))),
     }
     pyarrow.csv.write_csv(pa.table(rows), root / "flights.csv")
     for command in COMMANDS:
@@ -71,18 +78,21 @@ def in_tfds(names: dict[str, Any]) -> Rows:
 
 
 def in_table(table: pa.Table) -> Rows:
+    assert all(r["day"] == day_of(r["id"]) for r in table.to_pylist())
     return {r["id"]: (r["hours"], r["status"]) for r in table.to_pylist()}
 
 
 def in_huggingface(names: dict[str, Any]) -> Rows:
     label = names["train"].features["status"]
     text = label.int2str if isinstance(label, names["datasets"].ClassLabel) else str
+    assert all(r["day"] == day_of(r["id"]) for r in names["train"])
     return {r["id"]: (r["hours"], text(r["status"])) for r in names["train"]}
 
 
 def in_webdataset(names: dict[str, Any]) -> Rows:
     samples = list(names["train"])
     assert all(sample["cls"] == ("late", "on time").index(sample["json"]["status"]) for sample in samples)
+    assert all(sample["json"]["day"] == str(day_of(sample["json"]["id"])) for sample in samples)
     return {s["json"]["id"]: (s["json"]["hours"], s["json"]["status"]) for s in samples}
 
 

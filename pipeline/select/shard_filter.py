@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.dataset
 import pyarrow.parquet as pq
 
-from ringfeed.sharding.formats.parquet_tensors import plain_lists
+from ringfeed.sharding.formats.parquet_types import plain_columns
 
 from .where_expression import RowFilter
 
@@ -57,7 +57,10 @@ def filter_parquet(file: IO[bytes] | pa.NativeFile, row_filter: RowFilter, *, ch
         OSError: a page is damaged.
     """
     fragment = pyarrow.dataset.ParquetFileFormat().make_fragment(file)
-    chosen = tuple(group.id for group in fragment.subset(filter=row_filter.implied).row_groups)
+    try:
+        chosen = tuple(group.id for group in fragment.subset(filter=row_filter.implied).row_groups)
+    except pa.ArrowNotImplementedError:  # it compares a time, which the file declares, with an integer
+        chosen = tuple(range(fragment.num_row_groups))
     metadata = fragment.metadata
     names = fragment.physical_schema.names
     wanted = [
@@ -69,7 +72,7 @@ def filter_parquet(file: IO[bytes] | pa.NativeFile, row_filter: RowFilter, *, ch
     first = np.cumsum([0, *(group.num_rows for group in groups)])
     rows, rows_in_groups, passed = [np.empty(0, np.int64)], [np.empty(0, np.int64)], 0
     for number in chosen:
-        table = plain_lists(reader.read_row_group(number, columns=sorted(row_filter.columns), use_threads=False))
+        table = plain_columns(reader.read_row_group(number, columns=sorted(row_filter.columns), use_threads=False))
         kept = row_filter.rows({name: _one(table.column(name)) for name in row_filter.columns})
         rows.append(first[number] + kept)
         rows_in_groups.append(passed + kept)

@@ -32,6 +32,7 @@ from ringfeed.sharding.destination.spill import (
 )
 from ringfeed.sharding.engines.executors import preload_workers
 from ringfeed.sharding.errors import DestinationError, RepeatedError, RingfeedError
+from ringfeed.sharding.formats.parquet_types import declares_times
 from ringfeed.sharding.prepare.screening.bad_records import encode_rejected
 from ringfeed.sharding.progress import Report, ignore
 from ringfeed.sharding.sources import Source
@@ -258,6 +259,7 @@ def _write_shards(
         layout=common_layout(plan, parts),
         block_rows=plan.block_rows,
         names=plan.names,
+        stored=plan.stored_schema,
         dali_index=options.dali_index,
     )
     totals = BuildTotals(plan.assignment)
@@ -288,6 +290,7 @@ def _describe(plan: BuildPlan, target: ShardTarget, totals: BuildTotals) -> Mani
         plan=target.plan,
         files=totals.files(),
         shards_path=target.names.table(0),
+        declares_times=options.shard_format == "parquet" and declares_times(plan.source.schema),
     )
 
 

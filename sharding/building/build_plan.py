@@ -23,6 +23,7 @@ from ringfeed.sharding.compute.keyed_random import derive_key
 from ringfeed.sharding.dataset.file_names import NAMES, FileNames
 from ringfeed.sharding.dataset.manifest import Manifest
 from ringfeed.sharding.engines.memory import BLOCK_BYTES, ClassBytes, RecordBytes
+from ringfeed.sharding.formats.parquet_types import stored_schema
 from ringfeed.sharding.schema import class_array
 from ringfeed.sharding.sources import Source
 from ringfeed.sharding.sources.base import BadRecord
@@ -76,6 +77,11 @@ class BuildPlan:
     def names(self) -> FileNames:
         """The names of the dataset's files."""
         return NAMES if self.base is None else self.base.names
+
+    @property
+    def stored_schema(self) -> pa.Schema:
+        """The Arrow schema of Parquet shards."""
+        return stored_schema(self.source.schema) if self.base is None else self.base.stored_schema
 
     @property
     def placements(self) -> Iterator[Placement]:

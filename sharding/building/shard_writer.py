@@ -18,7 +18,7 @@ import pyarrow as pa
 from ringfeed.sharding.common.checksums import Checksum, checksum
 from ringfeed.sharding.compute.class_counts import ClassCounts
 from ringfeed.sharding.dataset import dali_index
-from ringfeed.sharding.dataset.file_names import NAMES, FileNames
+from ringfeed.sharding.dataset.file_names import FileNames
 from ringfeed.sharding.dataset.manifest import ShardInfo, file_info
 from ringfeed.sharding.dataset.statistics import FeatureStatistics, merge_statistics, summarise
 from ringfeed.sharding.destination.journal import ShardResult
@@ -46,6 +46,7 @@ class ShardTarget:
     layout: RecordLayout | None  # layout that all records share; None if they share none
     block_rows: int  # rows that are read, encoded and written at a time; one row group of Parquet
     names: FileNames  # names of the dataset's files
+    stored: pa.Schema  # Arrow schema of Parquet shards
     dali_index: bool = False  # whether each shard gets an index for NVIDIA DALI
 
     def encoding(self) -> dict[str, Any]:
@@ -54,7 +55,7 @@ class ShardTarget:
             "shard_format": self.shard_format,
             "compression": self.compression,
             "layout": self.layout,
-            "tensors": self.names == NAMES,
+            "stored": self.stored,
         }
 
 

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from ringfeed.sharding.common.checksums import checksum
 from ringfeed.sharding.common.json_stream import json_pieces
@@ -19,6 +20,7 @@ from ringfeed.sharding.common.validation import SCALARS, Scalar, fit
 from ringfeed.sharding.compute.class_counts import ClassCounts
 from ringfeed.sharding.errors import CorruptionError, DatasetError
 from ringfeed.sharding.formats.example_encode import RecordLayout
+from ringfeed.sharding.formats.parquet_types import stored_schema
 from ringfeed.sharding.schema import Schema
 from ringfeed.sharding.storage.file_contents import FileInfo
 from ringfeed.sharding.storage.untrusted_files import load_json
@@ -26,7 +28,7 @@ from ringfeed.sharding.storage.untrusted_files import load_json
 from .file_names import MANIFEST_NAME, NAMES, OLD_NAMES, FileNames, names_of
 from .statistics import FeatureStatistics
 
-FORMAT_VERSION = (1, 0)
+READ_VERSIONS = (1, 2)  # major versions
 
 
 def _json_integer(value: object) -> int:
@@ -211,6 +213,7 @@ class Manifest:
         lost: records that such repairs left out. The statistics of the splits still cover all records written.
         generations: what the build and each append added; empty if nothing was appended. `seed`, `source`, `options`,
             `writer` and `plan` are those of the build.
+        declares_times: whether its Parquet shards have types of times, so that it is of format version 2.
 
     >>> from ringfeed.sharding import open_dataset
     >>> manifest = open_dataset("flights").manifest
@@ -236,6 +239,7 @@ class Manifest:
     files: Mapping[str, FileInfo] = field(default_factory=dict)
     lost: tuple[LostRecords, ...] = ()
     generations: tuple[Generation, ...] = ()
+    declares_times: bool = False
 
     def __post_init__(self) -> None:
         for path in (self.shards_path, *self.files):
@@ -250,6 +254,11 @@ class Manifest:
     def declares_tensors(self) -> bool:
         """Whether its Parquet shards declare the shapes of tensors; those of earlier versions do not."""
         return self.names == NAMES
+
+    @property
+    def stored_schema(self) -> pa.Schema:
+        """The Arrow schema of its Parquet shards."""
+        return stored_schema(self.schema, tensors=self.declares_tensors, times=self.declares_times)
 
     @property
     def records(self) -> int:
@@ -325,7 +334,7 @@ class Manifest:
     def described(self) -> dict[str, Any]:
         """Return everything but the description of the shard table, as JSON."""
         value = {
-            "format_version": ".".join(map(str, FORMAT_VERSION)),
+            "format_version": "2.0" if self.declares_times else "1.0",
             "shard_format": self.shard_format,
             "compression": self.compression,
             "features": self.schema.to_json(),
@@ -359,9 +368,10 @@ class Manifest:
             version = tuple(int(part) for part in value["format_version"].split("."))
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise CorruptionError(f"{path} is damaged, or not a ringfeed dataset: {error}") from error
-        if version[0] != FORMAT_VERSION[0]:
+        if version[0] not in READ_VERSIONS:
+            known = " and ".join(f"{major}.x" for major in READ_VERSIONS)
             raise DatasetError(
-                f"{path} has format version {value['format_version']}, this ringfeed reads {FORMAT_VERSION[0]}.x; "
+                f"{path} has format version {value['format_version']}, this ringfeed reads {known}; "
                 "upgrade with: pip install --upgrade ringfeed"
             )
         stored = value.pop("checksum", None)
@@ -423,6 +433,7 @@ class Manifest:
                 for entry in value.get("lost", ())
             ),
             generations=tuple(map(Generation.from_json, value.get("generations", ()))),
+            declares_times=value["format_version"].startswith("2."),
         )
 
 

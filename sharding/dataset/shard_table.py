@@ -27,7 +27,7 @@ from ringfeed.sharding.formats.parquet import read_parquet, read_row_group, row_
 from ringfeed.sharding.messages import brief
 
 from .consistency import check_table, contradiction_error
-from .manifest import FORMAT_VERSION, Manifest, ShardInfo
+from .manifest import READ_VERSIONS, Manifest, ShardInfo
 
 _SHARDS_SCHEMA = pa.schema(
     [
@@ -97,7 +97,7 @@ def recover_from_table(data: bytes, path: str) -> tuple[Manifest, tuple[ShardInf
         major = value["format_version"].split(".")[0]
     except (ValueError, KeyError, TypeError, AttributeError, OSError, RecursionError):  # no ringfeed table is like this
         return None
-    if major != str(FORMAT_VERSION[0]):
+    if major not in map(str, READ_VERSIONS):
         return None
     shards = decode_shards(data)
     table = {"path": path, "bytes": len(data), "checksum": checksum(data), "rows": _rows_checksum(shards)}

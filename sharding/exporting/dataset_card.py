@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from ringfeed.sharding.dataset.manifest import Manifest
 from ringfeed.sharding.messages import one_line
+from ringfeed.sharding.schema import class_names
 
 CARD_NAME = "README.md"
 _CLASSES_SHOWN = 1000
@@ -32,7 +33,7 @@ def dataset_card(manifest: Manifest, splits: Sequence[str], suffix: str, digest:
     if manifest.schema.label is not None:
         lines += ["", f"Classes, the values of {_cell(manifest.schema.label)}:", ""]
         lines += [f"| id | class | {' | '.join(splits)} |", f"| ---: | --- |{' ---: |' * len(splits)}"]
-        for number, value in enumerate(manifest.classes[:_CLASSES_SHOWN]):
+        for number, value in enumerate(class_names(manifest.schema, manifest.classes[:_CLASSES_SHOWN])):
             counts = " | ".join(f"{manifest.splits[name].class_counts[number]:,}" for name in splits)
             lines.append(f"| {number} | {_cell(value)} | {counts} |")
         if len(manifest.classes) > _CLASSES_SHOWN:

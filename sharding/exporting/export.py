@@ -128,7 +128,8 @@ def _provenance(manifest: Manifest, to: str, splits: Sequence[str], paths: Seque
     lost = [(entry.split, entry.records, entry.class_counts) for entry in manifest.lost]
     contents = {name: manifest.splits[name].to_json() for name in splits}
     names = [str(name) for name in manifest.classes]
-    digest = digest_of(to, built, contents, lost, str(manifest.schema.arrow), names)
+    times = ["times"] if any(feature.logical for feature in manifest.schema.features) else []  # once written as numbers
+    digest = digest_of(to, built, contents, lost, str(manifest.schema.arrow), names, *times)
     return Provenance(record=CARD_NAME, digest=digest, files=paths)
 
 

@@ -2,7 +2,8 @@
 
 A record with the key K has the members ``K.jpg`` (or another image suffix; ``K.NAME.jpg`` if records have several
 images), ``K.NAME.npy`` for a tensor of numbers, ``K.NAME.bin`` for bytes, ``K.cls`` for the class id, and ``K.json``
-for all other features by name. A missing value has no member, or is null in the JSON; NaN is ``NaN``, as in Python.
+for all other features by name. A missing value has no member, or is null in the JSON; NaN is ``NaN``, as in Python, and
+a date or time is text in ISO 8601.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import pyarrow.compute as pc
 
 from ringfeed.sharding.formats.example_encode import flat_arrow
 from ringfeed.sharding.formats.images.file_types import image_formats
+from ringfeed.sharding.formats.parquet_types import time_texts
 from ringfeed.sharding.schema import Feature, Schema
 
 _EMPTY = tarfile.TarInfo().tobuf(tarfile.GNU_FORMAT)
@@ -89,7 +91,8 @@ def _batch_members(
         elif feature.dtype == "binary" and feature.shape == ():
             columns.append(_files(column, name))
         else:
-            texts.append((feature.name, column.to_pylist()))
+            is_moment = feature.logical and not feature.logical.startswith("duration")
+            texts.append((feature.name, (time_texts(column, feature) if is_moment else column).to_pylist()))
     if schema.label is not None:
         ids = pc.index_in(batch.column(schema.label), pa.array(classes, schema[schema.label].primitive)).to_pylist()
         columns.append(("cls", str(number).encode()) for number in ids)

@@ -18,7 +18,7 @@ from pyarrow.types import is_binary, is_fixed_size_list, is_large_list, is_list,
 from ringfeed.sharding.messages import brief
 
 from .parquet_pages import FileVectors, read_vectors
-from .parquet_tensors import plain_lists, plain_types
+from .parquet_types import is_rescaled, plain_columns, plain_types
 
 LENGTH_BYTES = 8  # at the end of a file: the footer's length and PAR1
 _SAMPLE_VALUES = 1 << 13
@@ -108,7 +108,7 @@ def write_parquet(batch: pa.RecordBatch, compression: str, group_rows: int) -> p
 
 def read_parquet(data: bytes | pa.Buffer, columns: Sequence[str] | None = None) -> pa.Table:
     """Read all rows of a Parquet file, all columns or some."""
-    return plain_lists(_open(data).read(columns=None if columns is None else list(columns), use_threads=False))
+    return plain_columns(_open(data).read(columns=None if columns is None else list(columns), use_threads=False))
 
 
 def read_columns(
@@ -134,21 +134,22 @@ def read_columns(
         ValueError: a column is missing or has another type than expected.
     """
     file = _open(data)
-    metadata, schema = file.metadata, plain_types(file.schema_arrow)
+    metadata, stored = file.metadata, file.schema_arrow
+    schema = plain_types(stored)
     if expected is not None:
         check_columns(schema, expected)
     chosen = range(metadata.num_row_groups) if groups is None else groups
     vectors_by_name: dict[str, FileVectors | npt.NDArray[Any]] = {}
     for leaf, name in enumerate(schema.names):  # a feature is one leaf: none is nested deeper
         dtype, elements = vectors.get(name, ("V1", 0))
-        if elements and _list_size(schema.field(leaf).type) == elements:
+        if elements and _list_size(schema.field(leaf).type) == elements and not is_rescaled(stored.field(leaf)):
             values = read_vectors(data, metadata, chosen, leaf, dtype, elements)
             if values is not None:
                 vectors_by_name[name] = values
     rest = [name for name in (*vectors, *others) if name not in vectors_by_name]
     if not rest:
         return vectors_by_name, pa.table({})
-    return vectors_by_name, plain_lists(_read_groups(file, list(chosen), rest))
+    return vectors_by_name, plain_columns(_read_groups(file, list(chosen), rest))
 
 
 def _read_groups(file: pq.ParquetFile, groups: list[int], columns: list[str]) -> pa.Table:
@@ -224,7 +225,7 @@ def iterate_parquet(
     names = file.schema_arrow.names if columns is None else list(columns)
     if batch_bytes is not None:
         batch_rows = batch_rows_within(file, range(file.metadata.num_row_groups), names, batch_rows, batch_bytes)
-    yield from map(plain_lists, file.iter_batches(batch_rows, columns=names, use_threads=False))
+    yield from map(plain_columns, file.iter_batches(batch_rows, columns=names, use_threads=False))
 
 
 def row_group_sizes(data: bytes | pa.Buffer) -> list[int]:
@@ -330,7 +331,7 @@ def _try_columns(data: pa.Buffer) -> None:
 
 def read_row_groups(data: pa.Buffer, numbers: Sequence[int]) -> pa.Table:
     """Read some row groups and verify each page's checksum."""
-    return plain_lists(_open(data, check_pages=True).read_row_groups(list(numbers), use_threads=False))
+    return plain_columns(_open(data, check_pages=True).read_row_groups(list(numbers), use_threads=False))
 
 
 def _extent(leaf: pq.ColumnChunkMetaData) -> tuple[int, int]:

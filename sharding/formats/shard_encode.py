@@ -23,7 +23,7 @@ from ringfeed.sharding.schema import Schema
 from .block_checksums import block_sums
 from .example_encode import RecordLayout, encode_matrix, encode_pieces
 from .parquet import open_writer
-from .parquet_tensors import declare_tensors
+from .parquet_types import stored_schema, to_stored
 from .tfrecord import FOOTER_BYTES, HEADER_BYTES, compressor, frame_matrix
 from .tfrecord_write import Frames, frame_pieces
 
@@ -59,7 +59,7 @@ def open_encoder(
     shard_format: str,
     compression: str,
     layout: RecordLayout | None,
-    tensors: bool = True,
+    stored: pa.Schema | None = None,
 ) -> ShardEncoder:
     """Open an encoder of one shard.
 
@@ -69,10 +69,10 @@ def open_encoder(
             TFRecord file do not depend on the blocks.
         compression: one of the format's `COMPRESSIONS`.
         layout: layout of fixed-layout TFRecord datasets, else None.
-        tensors: whether Parquet shards declare the shapes of tensors; those of earlier versions do not.
+        stored: Arrow schema of Parquet shards; None for that of the newest version.
     """
     if shard_format == "parquet":
-        return _ParquetEncoder(sink, schema, compression, tensors=tensors)
+        return _ParquetEncoder(sink, stored_schema(schema) if stored is None else stored, compression)
     return _TFRecordEncoder(sink, schema, compression, layout)
 
 
@@ -84,12 +84,12 @@ def encode_shard(
     shard_format: str,
     compression: str,
     layout: RecordLayout | None,
-    tensors: bool = True,
+    stored: pa.Schema | None = None,
 ) -> tuple[pa.Buffer, pa.Buffer]:
     """Encode a shard of one block of rows in memory; returns its file and its index."""
     sink = pa.BufferOutputStream()
     encoder = open_encoder(
-        sink, schema, shard_format=shard_format, compression=compression, layout=layout, tensors=tensors
+        sink, schema, shard_format=shard_format, compression=compression, layout=layout, stored=stored
     )
     encoder.write(batch, class_ids)
     index = encoder.finish(lambda: block_sums(sink.getvalue()))
@@ -126,19 +126,17 @@ class _TFRecordEncoder:
 
 
 class _ParquetEncoder:
-    def __init__(self, sink: IO[bytes], schema: Schema, compression: str, *, tensors: bool) -> None:
+    def __init__(self, sink: IO[bytes], stored: pa.Schema, compression: str) -> None:
         self._sink = sink
-        self._schema = schema
-        self._tensors = tensors
+        self._stored = stored
         self._compression = compression
         self._writer: pq.ParquetWriter | None = None
         self._class_ids: list[ClassIds] = []
 
     def write(self, batch: pa.RecordBatch, class_ids: ClassIds) -> None:
-        batch = declare_tensors(batch, self._schema) if self._tensors else batch
+        batch = to_stored(batch, self._stored)
         if self._writer is None:
-            schema = batch.schema if self._tensors else self._schema.arrow
-            self._writer = open_writer(self._sink, schema, batch, self._compression)
+            self._writer = open_writer(self._sink, self._stored, batch, self._compression)
         self._writer.write_batch(batch, row_group_size=max(batch.num_rows, 1))
         self._class_ids.append(class_ids)
 

@@ -183,6 +183,7 @@ class Rebuilder:
             layout=manifest.layout_of(rebuild.generation),
             block_rows=plan.block_rows,
             names=manifest.names,
+            stored=manifest.stored_schema,
         )
         results: list[ShardResult] = []
         context = BuildContext(options=options, pool=pool, report=self.report)

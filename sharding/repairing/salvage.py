@@ -26,7 +26,7 @@ from ringfeed.sharding.dataset.shard_index import (
 from ringfeed.sharding.formats.arrow_binary import data_of, offsets_of
 from ringfeed.sharding.formats.block_checksums import block_sums
 from ringfeed.sharding.formats.parquet import read_row_groups, row_group_sizes, scan_row_groups, write_parquet
-from ringfeed.sharding.formats.parquet_tensors import declare_tensors
+from ringfeed.sharding.formats.parquet_types import to_stored
 from ringfeed.sharding.formats.shard_encode import encode_index
 from ringfeed.sharding.formats.tfrecord import compress, decompress, frame_records
 from ringfeed.sharding.formats.tfrecord_scan import Frame, scan_frames
@@ -168,6 +168,6 @@ def _encode_rows(data: pa.Buffer, index: Index | None, manifest: Manifest) -> En
         return None
     (whole,) = pa.Table.from_batches(tables).combine_chunks().to_batches()
     ids = np.concatenate(class_ids)
-    whole = declare_tensors(whole, manifest.schema) if manifest.declares_tensors else whole
+    whole = to_stored(whole, manifest.stored_schema)
     written = write_parquet(whole, manifest.compression, next(iter(row_group_sizes(data)), 1))
     return written, ids, encode_index(ids, sums=block_sums(written))

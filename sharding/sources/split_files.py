@@ -126,7 +126,7 @@ def open_splits(url: str, patterns: Mapping[str, str], opened: Open) -> SplitSou
         opened: opens the source at a URL, with types of columns that would be inferred.
 
     Raises:
-        SourceError: a split has no files, or other columns than the first.
+        SourceError: a split has no files, or other columns than the first, or a file is in two splits.
     """
     urls = {name: _joined(url, pattern) for name, pattern in patterns.items()}
     sources = [opened(each, {}) for each in urls.values()]
@@ -135,6 +135,7 @@ def open_splits(url: str, patterns: Mapping[str, str], opened: Open) -> SplitSou
     names = list(patterns)
     for name, source in zip(names, sources, strict=True):
         _check_schema(url, names[0], sources[0].schema, name, source.schema)
+    _check_disjoint(names, sources)
     kind = _CheckableSplitSource if isinstance(sources[0], CheckableSource) else SplitSource
     facts = [fact for name, source in zip(names, sources, strict=True) for fact in (name, source.fingerprint)]
     return kind(
@@ -163,6 +164,18 @@ def _common_class_names(url: str, names: Sequence[str], sources: Sequence[Source
 
 def _in_split(part: Part, split: int) -> SplitPart:
     return SplitPart(path=part.path, pieces=part.pieces, first_record=part.first_record, split=split)
+
+
+def _check_disjoint(names: Sequence[str], sources: Sequence[Source]) -> None:
+    splits: dict[str, str] = {}
+    for name, source in zip(names, sources, strict=True):
+        for part in source.parts:
+            other = splits.setdefault(repr((part.path, part.pieces)), name)
+            if other != name:
+                raise SourceError(
+                    f"--split-files puts {part.path} in the splits {other!r} and {name!r}, so records of one would be "
+                    "in the other; change their patterns"
+                )
 
 
 def _joined(url: str, pattern: str) -> str:

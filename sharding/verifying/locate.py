@@ -16,7 +16,7 @@ from ringfeed.sharding.dataset.damage import Damage, content_problem, first_diff
 from ringfeed.sharding.dataset.manifest import Manifest, ShardInfo
 from ringfeed.sharding.dataset.shard_index import Index, frame_bounds, read_index, rebuild_index
 from ringfeed.sharding.formats.parquet import RowGroup, read_parquet, row_group_sizes, scan_row_groups, write_parquet
-from ringfeed.sharding.formats.parquet_tensors import declare_tensors
+from ringfeed.sharding.formats.parquet_types import to_stored
 from ringfeed.sharding.formats.tfrecord import compress
 from ringfeed.sharding.formats.tfrecord_scan import scan_frames
 from ringfeed.sharding.messages import counted, some_of
@@ -162,8 +162,7 @@ def reencode_shard(data: pa.Buffer | memoryview, manifest: Manifest, shard: Shar
     if manifest.shard_format == "parquet":
         try:
             (rows,) = read_parquet(data).combine_chunks().to_batches()
-            rows = manifest.schema.conform(rows)
-            rows = declare_tensors(rows, manifest.schema) if manifest.declares_tensors else rows
+            rows = to_stored(manifest.schema.conform(rows), manifest.stored_schema)
             encoded_file = write_parquet(rows, manifest.compression, next(iter(row_group_sizes(data)), 1))
             encoded = memoryview(encoded_file)
         except Exception:  # on a wrong footer, readers raise anything

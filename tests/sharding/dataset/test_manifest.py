@@ -66,8 +66,8 @@ def test_what_is_no_manifest_is_refused(data: bytes) -> None:
 
 
 def test_a_newer_major_version_is_refused_and_says_so() -> None:
-    value = json.loads(ENCODED) | {"format_version": "2.0"}
-    with pytest.raises(DatasetError, match=r"x has format version 2\.0, this ringfeed reads 1\.x; upgrade"):
+    value = json.loads(ENCODED) | {"format_version": "3.0"}
+    with pytest.raises(DatasetError, match=r"x has format version 3\.0, this ringfeed reads 1\.x and 2\.x; upgrade"):
         Manifest.decode(json.dumps(value).encode(), "x")
 
 

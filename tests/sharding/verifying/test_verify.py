@@ -396,11 +396,11 @@ class TestManifest:
     ) -> None:
         root = copy(make("tfrecord"))
         path = root / "_ringfeed/dataset.json"
-        text = path.read_text().replace('"format_version": "1.0"', '"format_version": "2.0"')
+        text = path.read_text().replace('"format_version": "1.0"', '"format_version": "3.0"')
         path.write_text(text)
         assert only(verify(str(root))).path == "_ringfeed/dataset.json"  # one byte: no newer version writes that
         path.write_text(text.replace('"seed": 0', '"seeds": [0, 1, 2]'))
-        with pytest.raises(DatasetError, match=r"format version 2\.0.*upgrade"):
+        with pytest.raises(DatasetError, match=r"format version 3\.0.*upgrade"):
             verify(str(root))
 
     def test_an_unfinished_build_is_no_lost_manifest(self, make: Make, copy: Callable[[Dataset], Path]) -> None:

@@ -174,10 +174,10 @@ class TestDestinations:
 
     def test_a_newer_dataset(self, cli: Cli, dataset: Path) -> None:
         manifest = dataset / "_ringfeed/dataset.json"
-        text = manifest.read_text().replace('"format_version": "1.0"', '"format_version": "2.0",\n "new": 1')
+        text = manifest.read_text().replace('"format_version": "1.0"', '"format_version": "3.0",\n "new": 1')
         manifest.write_text(text)
         for command in ("inspect", "verify", "repair", "cat"):
-            assert_one_line(cli("shard-dataset", command, str(dataset)), "format version 2.0", "upgrade")
+            assert_one_line(cli("shard-dataset", command, str(dataset)), "format version 3.0", "upgrade")
 
 
 def nothing_at(url: str, server: S3Server) -> bool:

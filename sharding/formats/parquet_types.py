@@ -1,0 +1,147 @@
+"""Declares tensors and times in Parquet shards, so that other programs see them; the rest of ringfeed does not.
+
+A tensor of two or more dimensions gets the Arrow type ``arrow.fixed_shape_tensor``. One of a single dimension is a list
+of fixed size, which every program knows. A time, everywhere else an integer, gets its own type, or the nearest one of
+Parquet: seconds become milliseconds. All casts except those of seconds share the memory of the values.
+Tested in tests/sharding/formats/test_parquet_types.py and tests/sharding/dataset/test_own_folder.py.
+"""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import types
+
+from ringfeed.sharding.errors import SourceError
+from ringfeed.sharding.schema import Feature, Schema, logical_type
+
+Rows = TypeVar("Rows", pa.Table, pa.RecordBatch)
+
+
+def stored_schema(schema: Schema, *, tensors: bool = True, times: bool = True) -> pa.Schema:
+    """The Arrow schema of a Parquet shard.
+
+    Args:
+        schema: the features.
+        tensors: whether tensors of two or more dimensions have Arrow's tensor type.
+        times: whether times, and lists of times, have the types of times.
+    """
+    fields = []
+    for feature, field in zip(schema.features, schema.arrow, strict=True):
+        if tensors and feature.fixed_shape and len(feature.shape) > 1:
+            field = field.with_type(pa.fixed_shape_tensor(feature.primitive, feature.fixed_shape))
+        elif times and feature.logical and len(feature.shape) < 2:
+            field = field.with_type(_with_elements(field.type, _stored_time(_time_type(feature.logical))))
+        fields.append(field)
+    return pa.schema(fields)
+
+
+def declares_times(schema: Schema) -> bool:
+    """Whether the Parquet shards of a schema have types of times."""
+    return bool(stored_schema(schema) != stored_schema(schema, times=False))
+
+
+def _time_type(logical: str) -> pa.DataType:
+    """The type of times with the integers of `Feature.logical`; a date64 may be no whole day, so it is a timestamp."""
+    kind = logical_type(logical)
+    return pa.timestamp("ms") if types.is_date64(kind) else kind
+
+
+def _stored_time(kind: pa.DataType) -> pa.DataType:
+    """The type with which Parquet stores times exactly."""
+    if types.is_timestamp(kind) and kind.unit == "s":
+        return pa.timestamp("ms", kind.tz)
+    return pa.time32("ms") if types.is_time32(kind) else kind
+
+
+def element_type(kind: pa.DataType) -> pa.DataType:
+    """The type of the elements of a list, or of the values of other columns."""
+    return kind.value_type if types.is_list(kind) or types.is_fixed_size_list(kind) else kind
+
+
+def _with_elements(kind: pa.DataType, element: pa.DataType) -> pa.DataType:
+    """The type with another type of its elements if it is a list, else that type."""
+    if types.is_fixed_size_list(kind):
+        return pa.list_(element, kind.list_size)
+    return pa.list_(element) if types.is_list(kind) else element
+
+
+def to_stored(batch: pa.RecordBatch, stored: pa.Schema) -> pa.RecordBatch:
+    """Convert a batch of a schema's Arrow types to the types of `stored_schema`.
+
+    Raises:
+        SourceError: a time in seconds is too large for milliseconds.
+    """
+    columns = [_to_stored(column, field) for column, field in zip(batch.columns, stored, strict=True)]
+    return pa.RecordBatch.from_arrays(columns, schema=stored)
+
+
+def time_texts(column: pa.Array, feature: Feature) -> pa.Array:
+    """Dates and times, or lists of them, in ISO 8601: strings."""
+    kind = _with_elements(column.type, _time_type(feature.logical))
+    return pc.cast(pc.cast(column, kind), _with_elements(kind, pa.string()))
+
+
+def _to_stored(column: pa.Array, field: pa.Field) -> pa.Array:
+    if column.type == field.type:
+        return column
+    if isinstance(field.type, pa.FixedShapeTensorType):
+        return pa.ExtensionArray.from_storage(field.type, column)
+    time, numbers = _time_in(field), Feature.from_arrow(field).dtype
+    try:
+        return pc.cast(pc.cast(column, _with_elements(field.type, time)), field.type)
+    except pa.ArrowInvalid as error:
+        raise SourceError(
+            f"column {field.name!r} holds a {time} that is too large in milliseconds, which Parquet stores ({error}); "
+            f"leave such records out with --filter, or keep plain numbers with --cast {field.name}={numbers}"
+        ) from error
+
+
+def _time_in(field: pa.Field) -> pa.DataType | None:
+    """The type of times with the integers that the feature of a column has; None if it is no column of times."""
+    logical = (field.metadata or {}).get(b"logical")
+    has_times = logical is not None and types.is_temporal(element_type(field.type))
+    return _time_type(logical.decode()) if has_times and logical else None
+
+
+def is_rescaled(field: pa.Field) -> bool:
+    """Whether a column of a file has other integers than the feature: milliseconds for seconds."""
+    time = _time_in(field)
+    return time is not None and _stored_time(time) != time
+
+
+def plain_columns(rows: Rows) -> Rows:
+    """Invert `to_stored`; other rows stay as they are."""
+    schema = rows.schema
+    plain = plain_types(schema)
+    if plain is schema:
+        return rows
+    columns = [_plain(column, *fields) for column, *fields in zip(rows.columns, schema, plain, strict=True)]
+    return type(rows).from_arrays(columns, schema=plain)
+
+
+def plain_types(schema: pa.Schema) -> pa.Schema:
+    """Return a schema in which tensors are lists of fixed size, and times integers; the same one if there are none."""
+    plain = [field.with_type(_plain_type(field)) for field in schema]
+    return pa.schema(plain, metadata=schema.metadata) if schema.types != [field.type for field in plain] else schema
+
+
+def _plain_type(field: pa.Field) -> pa.DataType:
+    if isinstance(field.type, pa.FixedShapeTensorType):
+        return field.type.storage_type
+    time = _time_in(field)
+    if time is None:
+        return field.type
+    return _with_elements(field.type, pa.int32() if time.bit_width == 32 else pa.int64())
+
+
+def _plain(column: pa.Array | pa.ChunkedArray, stored: pa.Field, plain: pa.Field) -> pa.Array | pa.ChunkedArray:
+    if stored.type == plain.type:
+        return column
+    if not isinstance(stored.type, pa.FixedShapeTensorType):
+        return pc.cast(pc.cast(column, _with_elements(stored.type, _time_in(stored))), plain.type)
+    if isinstance(column, pa.ChunkedArray):
+        return pa.chunked_array([chunk.storage for chunk in column.chunks], column.type.storage_type)
+    return column.storage
