@@ -4,7 +4,10 @@
 --format parquet --shards 2 --split train=0.75,test=0.25`.
 """
 
+import json
+import shutil
 import tarfile
+from datetime import date, datetime, time
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -96,13 +99,14 @@ def test_seconds_too_large_for_milliseconds_are_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with rows.arrow, `integers` of the earlier version, and `times`, built from the same rows."""
+    root = tmp_path_factory.mktemp("times")
     with tarfile.open(ARCHIVE) as archive:
-        archive.extractall(tmp_path, filter="data")
-    build(source=str(tmp_path / "rows.arrow"), destination=str(tmp_path / "times"), **OPTIONS)
-    return tmp_path
+        archive.extractall(root, filter="data")
+    build(source=str(root / "rows.arrow"), destination=str(root / "times"), **OPTIONS)
+    return root
 
 
 def kind_and_rows(values: Any) -> list[tuple[np.dtype[Any], Any]]:
@@ -134,12 +138,13 @@ def test_the_loader_gives_integers_whatever_the_version(folder: Path) -> None:
 
 @pytest.mark.parametrize(("name", "kind"), [("integers", pa.int64()), ("times", pa.timestamp("ms"))])
 def test_both_versions_are_appended_to_and_restored(
-    folder: Path, name: str, kind: pa.DataType, monkeypatch: pytest.MonkeyPatch
+    folder: Path, tmp_path: Path, name: str, kind: pa.DataType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ringfeed.sharding.formats.parquet._try_columns", lambda data: None)  # a process for each shard
-    rows, root = pa.feather.read_table(folder / "rows.arrow"), folder / name
-    pa.feather.write_feather(rows.set_column(0, "id", pc.add(rows["id"], 100)), folder / "more.arrow")
-    append(source=str(folder / "more.arrow"), destination=str(root), shards=2)
+    rows, root, more = pa.feather.read_table(folder / "rows.arrow"), tmp_path / name, tmp_path / "more.arrow"
+    shutil.copytree(folder / name, root)
+    pa.feather.write_feather(rows.set_column(0, "id", pc.add(rows["id"], 100)), more)
+    append(source=str(more), destination=str(root), shards=2)
     dataset, before = open_dataset(str(root)), contents(root)
     for shard in dataset.shards:
         assert pq.read_schema(root / shard.path).field("second").type == kind
@@ -147,17 +152,29 @@ def test_both_versions_are_appended_to_and_restored(
         assert reencode_shard(pa.py_buffer(before[shard.path]), dataset.manifest, shard) is not None
     (root / dataset.shards[0].path).write_bytes(before[dataset.shards[0].path] + b"added")
     (root / dataset.shards[-1].path).unlink()
-    repair(str(root), originals=[Original(url=str(folder / "more.arrow"))])
+    repair(str(root), originals=[Original(url=str(more))])
     assert contents(root) == before
 
 
 @pytest.mark.parametrize("name", ["integers", "times"])
-def test_exports_and_copies_have_times(folder: Path, name: str) -> None:
-    build(source=str(folder / name), destination=str(folder / "copy"), **OPTIONS)
-    source = sorted(pa.feather.read_table(folder / "rows.arrow").to_pylist(), key=lambda row: row["id"])
-    for to, files in (("copy", "copy/*.parquet"), ("hf", "hf/*.parquet")):
-        if to == "hf":
-            export(ExportOptions(url=str(folder / name), destination=str(folder / "hf"), to="hf"))
-        found = pyarrow.dataset.dataset(sorted(folder.glob(files))).to_table().to_pylist()
-        days = [row.pop("old_day").date() for row in found]
-        assert days == [source[row["id"]]["old_day"] for row in found]
+def test_copies_and_exports_have_times(folder: Path, tmp_path: Path, name: str) -> None:
+    build(source=str(folder / name), destination=str(tmp_path / "copy"), **OPTIONS)
+    for to in ("hf", "webdataset"):
+        export(ExportOptions(url=str(folder / name), destination=str(tmp_path / to), to=to))
+    source = pa.feather.read_table(folder / "rows.arrow").to_pylist()
+    for to in ("copy", "hf"):
+        table = pyarrow.dataset.dataset(sorted((tmp_path / to).glob("*.parquet"))).to_table()
+        for row in table.to_pylist():
+            expected = source[row["id"]] | {"old_day": datetime.combine(source[row["id"]]["old_day"], time())}
+            if to == "hf":
+                expected["label"] = expected["label"].toordinal() - date(2019, 4, 14).toordinal()
+            assert row == expected
+    labels = json.loads(table.schema.metadata[b"huggingface"])["info"]["features"]["label"]
+    assert labels == {"names": ["2019-04-14", "2019-04-15"], "_type": "ClassLabel"}
+    with tarfile.open(next((tmp_path / "webdataset").glob("test-*.tar"))) as tar:
+        document = json.load(tar.extractfile(next(member for member in tar if member.name.endswith(".json"))))
+    expected = source[document["id"]]
+    assert document["day"] == str(expected["day"])
+    assert document["days"] == [str(day) for day in expected["days"]]
+    assert datetime.fromisoformat(document["micro"]) == expected["micro"]
+    assert document["wait"] == expected["wait"].total_seconds()

@@ -121,9 +121,7 @@ def test_a_split_without_files_is_named(tmp_path: Path) -> None:
 
 def test_a_file_is_in_one_split(tmp_path: Path) -> None:
     source = write_tables(tmp_path / "in", train=(0, 90), test=(100, 130))
-    with pytest.raises(
-        SourceError, match=r"--split-files puts .*/in/test\S* in the splits 'train' and 'test'"
-    ):
+    with pytest.raises(SourceError, match=r"--split-files puts .*/in/test\S* in the splits 'train' and 'test'"):
         built(source, tmp_path / "out", label="y", split_files={"train": "t*", "test": "test*"})
 
 
