@@ -4,7 +4,6 @@ from .deliver.example_parsing import parse_batch
 from .deliver.to_numpy import Ragged
 from .fetch.shard_cache import Cache, MemoryCache
 from .loader import Loader
-from .metrics.prometheus import prometheus_text
 from .metrics.stage_counters import StageStats
 from .mixture import Mixture, MixturePlan, SourceMix
 from .order.class_shares import Balance, Ramp
@@ -48,5 +47,4 @@ __all__ = [
     "TabularTransform",
     "parse_batch",
     "plan_columns",
-    "prometheus_text",
 ]

@@ -11,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from ringfeed.pipeline.decode.columns import Columns
-from ringfeed.pipeline.metrics.profiler_trace import annotate
+from ringfeed.pipeline.metrics.stage_counters import annotate
 from ringfeed.pipeline.select.sample_columns import CLASS_ID, EXAMPLES, SAMPLE_KEY, SOFT_LABEL, SOURCE_ID, WEIGHT
 from ringfeed.sharding.errors import ConfigError
 from ringfeed.sharding.formats.tfrecord import FOOTER_BYTES, HEADER_BYTES
