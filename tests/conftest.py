@@ -16,6 +16,7 @@ import fsspec
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.helpers.collector import pytest_collection_finish as pytest_collection_finish
 from tests.helpers.commands import Cli, forget_logging, run_here
 from tests.helpers.lean import lean_environment
 from tests.helpers.longest import LONGEST
@@ -67,13 +68,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     left_out = [item for item in items if item.get_closest_marker("campaign")]
     config.hook.pytest_deselected(items=left_out)
     items[:] = [item for item in items if item not in left_out]
-
-
-def pytest_collection_finish() -> None:
-    """Spare the collector what lasts as long as the process: it took a tenth of the tests' time to scan it."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(20_000, 20, 20)
 
 
 @pytest.fixture(autouse=True)

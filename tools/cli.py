@@ -128,9 +128,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     command = chosen_command(_words_to_complete() if "_ARGCOMPLETE" in os.environ else arguments)
     if command in _ENDED_BY_SIGNALS:
         with ending_on_signals(f"ringfeed {command}") as watch:
-            status = _run(command, arguments, watch)
+            status = _run(command, arguments, watch, is_own_process=argv is None)
     else:
-        status = _run(command, arguments, None)
+        status = _run(command, arguments, None, is_own_process=argv is None)
     if argv is None:
         ignore_signals()  # Python's own end takes a moment
     return status
@@ -142,11 +142,14 @@ def _words_to_complete() -> list[str]:
     return words_so_far() or []
 
 
-def _run(chosen: str | None, arguments: Sequence[str], watch: SignalWatch | None) -> int:
+def _run(chosen: str | None, arguments: Sequence[str], watch: SignalWatch | None, *, is_own_process: bool) -> int:
     events = "--json" in arguments
     with exit_without_memory("ringfeed"), ending_on_signals("ringfeed"):
+        from ringfeed.sharding.common.own_process import claim_process
         from ringfeed.sharding.errors import RingfeedError
         from ringfeed.sharding.url_secrets import without_secrets
+    if is_own_process:
+        claim_process()
     try:
         with guarded_stdout():
             with exit_without_memory("ringfeed"), ending_on_signals("ringfeed"):

@@ -9,9 +9,11 @@ import gc
 import logging
 import os
 import re
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from ringfeed.sharding.common.own_process import is_own_process
 from ringfeed.sharding.common.stderr_filter import drop_stderr_lines
 
 _NOISE = re.compile(rb"(I\d{4} |WARNING: All log messages before absl|To enable the following instructions)")
@@ -35,8 +37,9 @@ def quiet_tensorflow() -> Iterator[None]:
 
 def _import_tensorflow() -> None:
     os.environ.setdefault("KERAS_BACKEND", "tensorflow")
-    with uncollected_imports():
-        import tensorflow  # noqa: F401  # and Keras with it
+    if "tensorflow" not in sys.modules:
+        with uncollected_imports():
+            import tensorflow  # noqa: F401  # and Keras with it
     logging.getLogger("tensorflow").addFilter(_is_news)
 
 
@@ -47,11 +50,17 @@ def _is_news(record: logging.LogRecord) -> bool:
 
 @contextmanager
 def uncollected_imports() -> Iterator[None]:
-    """Collect no garbage in the body: collections took a quarter of the CPU time of `import tensorflow`."""
+    """Collect no garbage in the body: collections took a quarter of the CPU time of `import tensorflow`.
+
+    A process of our own never looks again at what the body leaves, a million objects: the first collections after it
+    took a tenth of the CPU time of a short `ringfeed train`. Other processes may hold garbage that must not stay.
+    """
     was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
+        if is_own_process():
+            gc.freeze()
         if was_enabled:
             gc.enable()

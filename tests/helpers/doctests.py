@@ -23,7 +23,8 @@ def run_doctests(modules: Sequence[str]) -> int:
     """Run the doctests of modules, or of packages with all that they hold; return pytest's exit status."""
     paths = [LINKS / module.replace(".", "/") for module in modules]
     files = [str(path if path.is_dir() else path.with_suffix(".py")) for path in paths]
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.helpers.doctests", "--doctest-modules", *files]
+    plugins = ["-p", "tests.helpers.doctests", "-p", "tests.helpers.collector"]
+    command = [sys.executable, "-m", "pytest", "-q", *plugins, "--doctest-modules", *files]
     return subprocess.run(command, env={**os.environ, "PYTHONPATH": str(LINKS)}, check=False).returncode
 
 
