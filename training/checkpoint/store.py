@@ -197,6 +197,20 @@ class CheckpointStore:
         with self._storage.errors("list", ""):
             return os.listdir(local) if local is not None and local.exists() else self._storage.list()
 
+    @property
+    def is_local(self) -> bool:
+        """Whether the folder is one of this machine, perhaps of a file system that others share."""
+        return self._storage.local_path is not None
+
+    def newest_step(self) -> int:
+        """Return the step of the newest checkpoint, which may be damaged; -1 if there is none."""
+        return max(map(_step_of, self.names()), default=-1)
+
+    def is_held_by(self, run: str) -> bool:
+        """Whether the folder has the lease of a run."""
+        holder = read_holder(self._storage, _LEASE)
+        return holder is not None and holder.about.get("run") == run
+
     def check_free(self) -> None:
         """Raise a DestinationError for a folder that another process of this machine writes to."""
         check_folder_free(self._storage, _LEASE, _OTHER_FOLDER)

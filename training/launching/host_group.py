@@ -25,7 +25,6 @@ from .process_group import Key, Lines, Process, ProcessGroup
 from .relay import RankRequest
 
 _ALIVE_SECONDS = 2.0  # between two signs of life to each relay
-_LEAST_SILENCE_SECONDS = 60.0  # a launcher that a terminal stops for a moment ends no rank
 _PROBES = 4  # ssh asks a silent host three times, after as many quarters of the time, and ends after the fourth
 _CONNECT_SECONDS = 10
 _RELAY = ("-m", "ringfeed.training.launching.relay")
@@ -109,7 +108,7 @@ class HostGroup(ProcessGroup[Key]):
             folder=os.getcwd(),
             environment={**passed, **environment},
             launcher=self.address,
-            silence_seconds=max(_LEAST_SILENCE_SECONDS, self._silence),
+            lost_seconds=self._silence,
             has_channel=hear is not None,
         )
         assert popen.stdin is not None

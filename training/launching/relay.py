@@ -3,7 +3,7 @@
 Messages are lines of JSON. From the launcher: first `RankRequest`, then {"alive": true} all the while, {"channel": ...}
 for the rank, and {"terminate": true}. To it: {"address": ...} of this host, {"output": ..., "stream": 1 or 2},
 {"channel": ...} of the rank, {"report": ...}, and last {"code": ...}. The rank ends when the launcher's end closes, or
-when nothing comes from it.
+when nothing comes from it any more.
 Tested in tests/training/launching/test_host_group.py.
 """
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import sys
 import threading
 import time
@@ -25,6 +26,9 @@ from .hosts import address_towards
 from .process_group import Lines, Process, ProcessGroup
 
 _LOOPBACK_LAUNCHER = "the launcher's host has a name that only it knows: let the hosts begin with one that all know\n"
+_STOPPED_SECONDS = 60.0  # a launcher that a terminal stops for a moment ends no rank
+_ANSWER_SECONDS = 5.0
+_CLOSED_PORT = 1
 _CODEC = "latin-1"  # any bytes, also a part of a character
 
 
@@ -36,7 +40,7 @@ class RankRequest:
     folder: str  # where to run it
     environment: Mapping[str, str]  # variables beside those of this host
     launcher: str  # address of the launcher, as this host sees it
-    silence_seconds: float  # time without a word from the launcher, after which the rank ends
+    lost_seconds: float  # time without a word from the launcher, after which its host has to answer
     has_channel: bool  # whether the rank exchanges messages with the launcher
 
     def encode(self) -> bytes:
@@ -100,9 +104,23 @@ class _Relay:
             data = data[os.write(self._wire, data) :]
 
     def _end_in_silence(self) -> None:
-        while time.monotonic() - self._heard < self._request.silence_seconds:
+        """End the rank once the launcher's host is lost, or its launcher has been stopped for long."""
+        lost, launcher = self._request.lost_seconds, self._request.launcher
+        can_tell = _answers(launcher)  # a firewall may drop what asks
+        while (silent := time.monotonic() - self._heard) < max(_STOPPED_SECONDS, lost):
+            if can_tell and silent > lost and not _answers(launcher):
+                break
             time.sleep(1.0)
         end_process(1)  # the rank ends with this process
+
+
+def _answers(address: str) -> bool:
+    """Whether a host answers: its kernel refuses a connection to a closed port, even if all processes are stopped."""
+    try:
+        socket.create_connection((address, _CLOSED_PORT), _ANSWER_SECONDS).close()
+    except OSError as error:
+        return isinstance(error, ConnectionRefusedError)
+    return True
 
 
 def interface_of(address: str) -> str:

@@ -122,6 +122,7 @@ class BaseTrainer(ABC):
         )
         states = self.history.states | self.reports.states()
         self.history.states = self.ring.allgather_object(states)[0]  # another rank may write the next checkpoint
+        self._saver.check_folder(self.position.step)  # rank 0 holds it by now
 
     @abstractmethod
     def _train(self) -> None:

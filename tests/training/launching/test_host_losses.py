@@ -13,6 +13,7 @@ import signal
 import statistics
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -31,6 +32,7 @@ pytestmark = [pytest.mark.campaign, pytest.mark.skipif(bool(missing()), reason=m
 HOSTS = int(os.environ.get("RINGFEED_HOSTS", "6"))
 EVERY = 5  # steps between checkpoints
 GO_ON_SECONDS = 30.0  # after a silent loss, on an idle machine
+ENDED_SECONDS = 50.0  # after the launcher's host is lost
 PATIENCE_SECONDS = 150.0
 SAME = {"data.url": "s3://bucket/data", "epochs": "1000"}
 SAVE = """
@@ -95,6 +97,7 @@ class Campaign:
     seconds: dict[str, list[float]] = field(default_factory=dict)
     endings: list[str] = field(default_factory=list)
     losses: list[tuple[float, str, Host]] = field(default_factory=list)
+    strikes: Counter[str] = field(default_factory=Counter)
     run: HostRun = field(init=False)
 
     @property
@@ -163,9 +166,14 @@ class Campaign:
         return self.run.end()[1]
 
     def strike(self, names: list[str]) -> None:
-        """Lose hosts, one in each way, at nearly the same time."""
-        in_ring = [host for host in self.others if host.name in self.ring_hosts()]
+        """Lose hosts, one in each way, at nearly the same time; those that train, if enough do within a minute."""
+        deadline = time.monotonic() + 60
+        while len(in_ring := [host for host in self.others if host.name in self.ring_hosts()]) < len(names):
+            if time.monotonic() > deadline or self.run.process.poll() is not None:
+                break
+            time.sleep(0.1)
         victims = self.random.sample(in_ring if len(in_ring) >= len(names) else self.others, len(names))
+        self.strikes.update("training" if host in in_ring else "not training" for host in victims)
         what, since = " and ".join(names), time.monotonic()
         for name, host in zip(names, victims, strict=True):
             LOSSES[name].strike(host)
@@ -201,6 +209,8 @@ class Campaign:
         since = time.monotonic()
         print(self.run.process.communicate(timeout=60)[1])
         self.wait_until_no_rank_runs()
+        self.seconds.setdefault("ranks without the launcher's host ended", []).append(time.monotonic() - since)
+        assert self.seconds["ranks without the launcher's host ended"][-1] < ENDED_SECONDS
         host.power_on()
         self.launcher = (self.launcher + 1) % HOSTS
         self.write_hosts(self.others)
@@ -250,7 +260,7 @@ def test_campaign_of_losses(campaign: Campaign) -> None:
     stopped = int(re.findall(r"the checkpoint of step (\d+) is in", stderr)[-1])
     for what, seconds in sorted(campaign.seconds.items()):
         print(f"{what}: {len(seconds)} times, on after {statistics.median(seconds):.1f} s, at most {max(seconds):.1f}")
-    print(*campaign.endings, f"{count} losses, {stopped} steps", sep="\n")
+    print(*campaign.endings, f"{count} losses, hosts hit: {dict(campaign.strikes)}, {stopped} steps", sep="\n")
     campaign.run.assert_whole(stopped)
     first = campaign.lab.hosts[campaign.launcher]
     step = int(run_on(first, sys.executable, "-c", SAVE, "s3://bucket/run", str(EVERY), **campaign.environ))

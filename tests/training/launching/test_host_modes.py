@@ -20,7 +20,7 @@ import pytest
 from tests.helpers.host_runs import CLI, SHARD_DATASET, HostRun, background, run_on, store_on, training_lab
 from tests.helpers.lean import lean_environment
 from tests.servers import dask, ray
-from tests.servers.lab import Host, Lab, missing
+from tests.servers.lab import Host, Lab, lab, missing
 
 pytest.importorskip("horovod", reason="Horovod is built by: make setup")
 pytestmark = [pytest.mark.campaign, pytest.mark.skipif(bool(missing()), reason=missing() or "")]
@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.campaign, pytest.mark.skipif(bool(missing()), reason=m
 READ = """
 import sys
 from ringfeed.pipeline import Loader
-loader = Loader("s3://bucket/large", batch_size=20, rank=int(sys.argv[1]), world_size=int(sys.argv[2]))
+loader = Loader("s3://bucket/large", batch_size=24, rank=int(sys.argv[1]), world_size=int(sys.argv[2]))
 print(sum(len(batch["id"]) for batch in loader.numpy_epoch(0)))
 """
 SCAN = """
@@ -56,6 +56,20 @@ def test_a_dataset_that_only_some_hosts_see_is_one_line_that_names_the_host(host
     _, stderr = process.communicate(timeout=120)
     assert process.returncode == 1
     assert re.fullmatch(r"ringfeed launch: error: rank 1 on h2: .*/tmp/data.*", stderr.splitlines()[-1])
+
+
+def test_a_folder_of_checkpoints_that_only_one_host_has_is_a_warning_and_begins_nothing_anew(hosts: Lab) -> None:
+    run = HostRun(hosts, "/tmp/own", "-H", "h1:1,h2:1")
+    status, stderr = run.end()
+    assert status == 0, stderr
+    assert "only h1 sees /tmp/own, not h2: a run that starts elsewhere finds no checkpoint" in stderr
+    status, stderr = HostRun(hosts, "/tmp/own", "-H", "h2:1,h1:1").end()
+    assert status == 1
+    assert re.fullmatch(
+        r"ringfeed launch: error: (rank \d on h\d: )?/tmp/own is another folder on h1, with a checkpoint of step 60, "
+        r"than on h2, where rank 0 would start at step 0: .*",
+        stderr.splitlines()[-1],
+    )
 
 
 def test_garbage_on_every_port_of_a_run_is_no_line_and_ends_nothing(hosts: Lab) -> None:
@@ -155,19 +169,19 @@ def test_a_build_on_ray_nodes_of_other_hosts_is_that_of_one_machine(hosts: Lab) 
     _assert_built_as_alone(hosts, "rayed")
 
 
-def test_each_host_reads_its_part_of_a_dataset_on_s3_over_its_link(hosts: Lab) -> None:
-    *readers, server = hosts.hosts
+def test_each_host_reads_its_part_of_a_dataset_on_s3_over_its_link(tmp_path: Path) -> None:
     random = np.random.default_rng(0)
     table = pa.table({"id": range(2_000), "data": [random.bytes(8_000) for _ in range(2_000)]})
-    pq.write_table(table, hosts.shared / "large.parquet")
     words = [SHARD_DATASET, "build", "large.parquet", "s3://bucket/large", "--shard-size", "1MiB"]
-    with store_on(server) as environ:
-        run_on(server, *words, **environ)
-        for count in (1, 2):
+    with lab(tmp_path, 5) as running, store_on(running.hosts[4]) as environ:
+        pq.write_table(table, running.shared / "large.parquet")
+        run_on(running.hosts[4], *words, **environ)
+        for count in (1, 2, 3, 4):
             received = []
-            for rank, host in enumerate(readers[:count]):
+            for rank, host in enumerate(running.hosts[:count]):
                 before = host.received_bytes()
                 run_on(host, sys.executable, "-c", READ, str(rank), str(count), **environ)
                 received.append(host.received_bytes() - before)
             print(f"{count} hosts received {received} bytes of 16,000,000")
             assert all(each < 1.1 * 16_000_000 / count + 500_000 for each in received)
+            assert sum(received) > 16_000_000

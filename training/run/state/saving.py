@@ -5,6 +5,8 @@ Tested in tests/training/test_train.py and tests/training/run/state/test_best.py
 
 from __future__ import annotations
 
+import logging
+import socket
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -14,6 +16,7 @@ from functools import partial
 from typing import Any
 
 from ringfeed.pipeline import Loader, Mixture
+from ringfeed.sharding.errors import TrainingError
 from ringfeed.training.checkpoint.background import BackgroundWriter, Memory
 from ringfeed.training.checkpoint.snapshot import Parts, Position, capture, gather_rank_state, restore
 from ringfeed.training.config.train_config import TrainConfig
@@ -24,6 +27,8 @@ from ringfeed.training.run.inputs import join_quarantine
 
 from .best import best_evaluations
 from .resume import open_store
+
+log = logging.getLogger(__name__)
 
 
 class Saver:
@@ -70,6 +75,35 @@ class Saver:
         """Wait until the store is held; a RingfeedError says that another run holds it."""
         if self._acquired is not None:
             self._acquired.result()
+
+    def check_folder(self, step: int) -> None:
+        """Warn of hosts that do not see the local folder that rank 0 writes to (a collective).
+
+        A run that starts on such a host would find no checkpoint there, and begin anew. Rank 0 has entered `hold`, and
+        the run starts at `step`.
+
+        Raises:
+            TrainingError: such a host has a newer checkpoint.
+        """
+        if self._ring.size == 1 or not (store := self._store or open_store(self._config)) or not store.is_local:
+            return
+        is_seen = self._is_held if self._ring.rank == 0 else store.is_held_by(self._run)
+        found = self._ring.allgather_object([socket.gethostname(), is_seen, store.newest_step()])
+        blind = {host: newest for host, is_seen, newest in found[1:] if not is_seen}
+        if not found[0][1] or not blind:  # without a lease there is nothing to see
+            return
+        url, here, ahead = self._config.checkpoint.url, found[0][0], max(blind, key=lambda host: blind[host])
+        remedy = "let checkpoint.url be a folder that all hosts share, or on S3 or HDFS"
+        if blind[ahead] > step:
+            raise TrainingError(
+                f"{url} is another folder on {ahead}, with a checkpoint of step {blind[ahead]}, than on {here}, where "
+                f"rank 0 would start at step {step}: copy it there, or name {ahead} first; and {remedy}"
+            )
+        if self._ring.rank == 0:
+            log.warning(
+                "only %s sees %s, not %s: a run that starts elsewhere finds no checkpoint, and begins anew; %s",
+                here, url, ", ".join(blind), remedy,
+            )  # fmt: skip
 
     @property
     def _is_held(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import socket
 import subprocess
 import sys
 import warnings
@@ -20,12 +21,14 @@ import pytest
 from ringfeed.sharding import BuildOptions, build
 from ringfeed.sharding.errors import ConfigError, TrainingError
 from ringfeed.tools.cli import main
-from ringfeed.training import CheckpointStore
-from ringfeed.training.config.config_file import load_config
+from ringfeed.training import Checkpoint, CheckpointStore
+from ringfeed.training.config.config_file import load_config, parse_config
 from ringfeed.training.ring.ring import SoloRing
+from ringfeed.training.run.state.saving import Saver
 from ringfeed.training.run.stopping import Stopped
 from ringfeed.training.run.trainer import Trainer
 from tests.helpers.checkpoints import saved_steps
+from tests.helpers.thread_ring import ThreadRing, on_ranks
 from tests.servers.store import Store
 
 WriteConfig = Callable[..., Path]
@@ -114,6 +117,33 @@ def test_another_run_that_came_first_is_named_and_keeps_its_checkpoints(sweep: P
         late.run()
     assert {name: store.read_bytes(name) for name in store.list()} == before
     assert all(name.startswith("step-") for name in before)
+
+
+def test_a_folder_that_another_rank_does_not_see_is_named_and_refused_if_its_own_is_ahead(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    shared, own = str(tmp_path / "shared"), str(tmp_path / "own")
+
+    def start(ring: ThreadRing, url: str) -> None:
+        tree = {"data": {"url": "data", "batch_size": 2}, "epochs": 1, "checkpoint": {"url": url}}
+        saver = Saver(parse_config(tree, "test"), ring, None, None, "0" * 16)  # type: ignore[arg-type]
+        with saver.hold(is_over=False):
+            ring.barrier()
+            saver.check_folder(7)
+
+    def start_apart(ring: ThreadRing) -> None:
+        start(ring, own if ring.rank == 2 else shared)
+
+    on_ranks(3, lambda ring: start(ring, shared))
+    assert caplog.text == ""
+    on_ranks(3, start_apart)
+    here = socket.gethostname()
+    assert f"only {here} sees {shared}, not {here}: a run that starts elsewhere finds no checkpoint" in caplog.text
+    CheckpointStore(own).save(Checkpoint(step=7, arrays={"weights": np.zeros(2)}, run="0" * 16))
+    on_ranks(3, start_apart)
+    CheckpointStore(own).save(Checkpoint(step=8, arrays={"weights": np.zeros(2)}, run="0" * 16))
+    with pytest.raises(TrainingError, match=r"is another folder on .*, with .* of step 8, .* at step 7: copy"):
+        on_ranks(3, start_apart)
 
 
 @pytest.mark.parametrize("kind", ["touched", "moved", "other records", "other types"])
