@@ -7,6 +7,8 @@ import json
 import statistics
 import sys
 import time
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +31,11 @@ from ringfeed.training.step.train_step import make_predict_step, make_train_step
 from ringfeed.training.sync.agreement import Agreement
 from ringfeed.training.sync.build import build_run_optimizer, build_synchronizer
 from ringfeed.training.sync.epoch_plan import EpochPlan
-from ringfeed.training.sync.synchronizer import SyncRun
+from ringfeed.training.sync.synchronizer import Synchronizer, SyncRun
 
 HIDDEN = (512, 256)
 BATCH = 512  # over all ranks
+EVALUATED = 10  # steps between two looks at the accuracy
 
 
 def images(folder: Path, part: str) -> tuple[Any, Any]:
@@ -48,15 +51,53 @@ def received_bytes() -> int:
     return sum(int(line.split(":")[1].split()[0]) for line in lines if not line.strip().startswith("lo:"))
 
 
-def train(ring: Ring, options: dict[str, Any], data: Any, seed: int, epochs: int) -> dict[str, Any]:
-    """Train a network of two hidden layers; return its accuracy, and bytes and milliseconds per step.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Training:
+    """A network of two hidden layers that trains by one method, and the pixels and classes that it trains on."""
 
-    Bytes and times are those of the second half of the steps. The time of the CPU is that of all threads of this rank,
-    Horovod's among them.
-    """
-    epochs = options.get("epochs", epochs)
-    (pixels, classes), (test_pixels, test_classes) = data
-    steps = len(pixels) // BATCH
+    ring: Ring
+    wire: MeteredRing  # the same, which counts bytes
+    network: Any
+    synchronizer: Synchronizer
+    agreement: Agreement
+    step: Any
+    predict: Any
+    data: tuple[Any, Any]
+    seed: int
+    epochs: int
+
+    @property
+    def steps(self) -> int:
+        """Steps of the run."""
+        return len(self.data[0]) // BATCH * self.epochs
+
+    def batches(self) -> Iterator[tuple[Any, Any]]:
+        """This rank's part of each global batch."""
+        (pixels, classes), of_epoch = self.data, self.steps // self.epochs
+        for epoch in range(self.epochs):
+            order = np.random.default_rng([self.seed, epoch]).permutation(len(pixels))
+            for i in range(of_epoch):
+                mine = order[i * BATCH : (i + 1) * BATCH][self.ring.rank :: self.ring.size]
+                yield tf.constant(pixels[mine]), tf.constant(classes[mine])
+
+    def seconds_by_step(self) -> Iterator[float]:
+        """Make all steps; yield how long each took, with what is due after it."""
+        weight = tf.ones(BATCH // self.ring.size)
+        for number, batch in enumerate(self.batches(), 1):
+            begun = time.perf_counter()
+            self.step(*batch, weight).loss.numpy()
+            self.agreement.after_step(number)
+            yield time.perf_counter() - begun
+
+    def accuracy(self, pixels: Any, classes: Any) -> float:
+        """The accuracy of this rank's weights."""
+        return float((self.predict(tf.constant(pixels)).numpy().argmax(1) == classes).mean())
+
+
+def build(ring: Ring, options: dict[str, Any], data: tuple[Any, Any], seed: int, epochs: int) -> Training:
+    """Build the network, and all that trains it."""
+    epochs, samples = options.get("epochs", epochs), len(data[0])
+    steps = samples // BATCH
     tree = {
         "data": {"url": "fashion-mnist", "batch_size": BATCH},
         "optimizer": {"name": "sgd", "learning_rate": 0.1, "momentum": 0.9},
@@ -72,36 +113,38 @@ def train(ring: Ring, options: dict[str, Any], data: Any, seed: int, epochs: int
     network = keras.Model(inputs, keras.layers.Dense(10)(layer))
     wire = MeteredRing(ring)
     epoch_plan = EpochPlan(
-        batches=steps, steps=steps, samples=len(pixels), batch_size=BATCH // ring.size, step_samples=BATCH
+        batches=steps, steps=steps, samples=samples, batch_size=BATCH // ring.size, step_samples=BATCH
     )
     run = SyncRun(config=config, ring=wire, steps_per_epoch=steps, samples_before=epoch_plan.samples_before)
     synchronizer = build_synchronizer(run)
     optimizer = build_run_optimizer(config, build_schedule(config, steps), network.trainable_variables, steps)
     synchronizer.build(network.trainable_variables, optimizer)
     synchronizer.begin()
-    step = make_train_step(network, optimizer, synchronizer, LossScale(None))
-    weight = tf.ones(BATCH // ring.size)
-    seconds, after_half = [], 0.0
-    number, half, cpu_begun, received = 0, steps * epochs // 2, 0.0, 0
-    for epoch in range(epochs):
-        order = np.random.default_rng([seed, epoch]).permutation(len(pixels))
-        for i in range(steps):
-            mine = order[i * BATCH : (i + 1) * BATCH][ring.rank :: ring.size]
-            batch = tf.constant(pixels[mine]), tf.constant(classes[mine])
-            begun = time.perf_counter()
-            step(*batch, weight).loss.numpy()
-            number += 1
-            synchronizer.after_step(number)
-            seconds.append(time.perf_counter() - begun)
-            if number == half:
-                after_half, cpu_begun, received = float(wire.wire_bytes), time.process_time(), received_bytes()
-    cpu = time.process_time() - cpu_begun
+    return Training(
+        ring=ring, wire=wire, network=network, synchronizer=synchronizer,
+        agreement=Agreement(ring, network, synchronizer),
+        step=make_train_step(network, optimizer, synchronizer, LossScale(None)),
+        predict=make_predict_step(network), data=data, seed=seed, epochs=epochs,
+    )  # fmt: skip
+
+
+def train(training: Training, test: tuple[Any, Any]) -> dict[str, Any]:
+    """Train to the end; return the accuracy, and bytes and milliseconds per step.
+
+    Bytes and times are those of the second half of the steps. The time of the CPU is that of all threads of this rank,
+    Horovod's among them.
+    """
+    wire, ring, seconds, half = training.wire, training.ring, [], training.steps // 2
+    for taken in training.seconds_by_step():
+        seconds.append(taken)
+        if len(seconds) == half:
+            after_half, cpu_begun, received = float(wire.wire_bytes), time.process_time(), received_bytes()
+    number, cpu = len(seconds), time.process_time() - cpu_begun
     measured, received = (float(wire.wire_bytes) - after_half) / (number - half), received_bytes() - received
-    Agreement(ring, network, synchronizer).settle(number)
-    assert_same_weights(ring, network.weights)
-    predicted = make_predict_step(network)(tf.constant(test_pixels)).numpy().argmax(1)
+    training.agreement.settle(number)
+    assert_same_weights(ring, training.network.weights)
     return {
-        "accuracy": float((predicted == test_classes).mean()),
+        "accuracy": training.accuracy(*test),
         "bytes": measured,
         "link_bytes": received / (number - half),
         "cpu_milliseconds": 1000 * cpu / (number - half),
@@ -110,17 +153,34 @@ def train(ring: Ring, options: dict[str, Any], data: Any, seed: int, epochs: int
     }
 
 
+def train_until(training: Training, test: tuple[Any, Any], goal: float) -> dict[str, Any]:
+    """Train until an accuracy is reached, which is looked at every ten steps; return steps and seconds.
+
+    The seconds leave out the first step, which compiles, and the evaluations.
+    """
+    seconds, accuracy, number = 0.0, 0.0, 0
+    for number, taken in enumerate(training.seconds_by_step(), 1):
+        seconds += taken if number > 1 else 0.0
+        if number % EVALUATED == 0 or number == training.steps:
+            with training.agreement.applied(number):
+                accuracy = training.ring.allgather_object(training.accuracy(*test))[0]
+            if accuracy >= goal:
+                break
+    return {"steps": number, "seconds": seconds, "accuracy": accuracy}
+
+
 def main() -> None:
-    """Train by all methods of a file with some seeds."""
-    methods, folder, seeds, epochs = json.loads(Path(sys.argv[1]).read_text())
+    """Train by all methods of a file with some seeds, to the end or until an accuracy is reached."""
+    methods, folder, seeds, epochs, *goal = json.loads(Path(sys.argv[1]).read_text())
     tf.config.experimental.enable_op_determinism()
     ring = connect()
-    data = images(Path(folder), "train"), images(Path(folder), "t10k")
+    data, test = images(Path(folder), "train"), images(Path(folder), "t10k")
     for seed in range(seeds):
         for name, options in methods.items():
-            result = {"method": name, "seed": seed, **train(ring, options, data, seed, epochs)}
+            training = build(ring, options, data, seed, epochs)
+            result = train_until(training, test, *goal) if goal else train(training, test)
             if ring.rank == 0:
-                sys.stdout.write(json.dumps(result) + "\n")
+                sys.stdout.write(json.dumps({"method": name, "seed": seed, **result}) + "\n")
                 sys.stdout.flush()
 
 

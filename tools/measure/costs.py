@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -167,6 +167,33 @@ def fit_ring(seconds: Mapping[tuple[int, int], float], gradient_bytes: int) -> R
     alpha, per_byte = np.linalg.lstsq(rows / scale, np.ones(len(rows)), rcond=None)[0] / scale
     rate = 1 / per_byte if per_byte > 0 else math.inf
     return RingCosts(latency_seconds=max(float(alpha), 0.0), bytes_per_second=rate, gradient_bytes=gradient_bytes)
+
+
+def ring_range(seconds: Mapping[tuple[int, int], float], ring: RingCosts) -> tuple[RingCosts, RingCosts]:
+    """Return the fastest and the slowest ring that single measurements imply.
+
+    A time implies one of alpha and B, whichever makes up more of it, if the other one is as fitted.
+
+    Args:
+        seconds: measured seconds by ranks and bytes.
+        ring: what `fit_ring` has fitted to them.
+
+    >>> times = {(2, 0): 0.002, (2, 8): 0.004, (2, 10**6): 1.0, (2, 2 * 10**6): 2.5}
+    >>> fast, slow = ring_range(times, RingCosts(latency_seconds=0.001, bytes_per_second=1e6))
+    >>> slow.latency_seconds, round(fast.bytes_per_second), round(slow.bytes_per_second)
+    (0.001996, 1002004, 800641)
+    """
+    alphas, rates = [ring.latency_seconds], [ring.bytes_per_second]
+    for (ranks, size), taken in seconds.items():
+        exchange, chunk = taken / (2 * (ranks - 1)), size / ranks
+        if ring.latency_seconds >= chunk / ring.bytes_per_second:
+            alphas.append(max(exchange - chunk / ring.bytes_per_second, 0.0))
+        elif exchange > ring.latency_seconds:
+            rates.append(chunk / (exchange - ring.latency_seconds))
+    return (
+        replace(ring, latency_seconds=min(alphas), bytes_per_second=max(rates)),
+        replace(ring, latency_seconds=max(alphas), bytes_per_second=min(rates)),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

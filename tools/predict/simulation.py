@@ -37,6 +37,7 @@ class EpochFigures:
         cache_hits, cache_misses: shards asked of the cache.
         memory_bytes: most bytes of shards and batches that a rank held.
         core_share: share of the hosts' cores that worked, in [0, 1].
+        seconds_between: `seconds` with the lowest costs, and with the highest; None if costs have no range.
 
     >>> from ringfeed.tools.simulation import Costs, DatasetShape, Setup, simulate
     >>> import numpy as np
@@ -57,6 +58,7 @@ class EpochFigures:
     cache_misses: int
     memory_bytes: int
     core_share: float
+    seconds_between: tuple[float, float] | None = None
 
     @property
     def samples_per_second(self) -> float:
@@ -175,7 +177,9 @@ def table_of(simulations: Sequence[Simulation]) -> tuple[list[str], list[list[st
     """Return header and rows of a table with a row for each epoch of each simulation."""
     several = any(len(each.epochs) > 1 for each in simulations)
     priced = any(each.cost for each in simulations)
-    header = [*_HEADER[:4], *(["epoch no."] if several else []), *_HEADER[4:], *(["cost, all"] if priced else [])]
+    ranged = any(epoch.seconds_between for each in simulations for epoch in each.epochs)
+    header = [*_HEADER[:4], *(["epoch no."] if several else []), *_HEADER[4:6], *(["between"] if ranged else [])]
+    header += [*_HEADER[6:], *(["cost, all"] if priced else [])]
     rows = []
     for each in simulations:
         setup = each.setup
@@ -183,9 +187,9 @@ def table_of(simulations: Sequence[Simulation]) -> tuple[list[str], list[list[st
             row = [f"{setup.ranks:,}", f"{setup.hosts:,}", f"{setup.batch_size:,}", f"{each.streams:,}"]
             row += [str(number)] if several else []
             hit_share = epoch.hit_share
+            row += [f"{epoch.samples_per_second:,.0f}", human_seconds(epoch.seconds)]
+            row += [" - ".join(map(human_seconds, epoch.seconds_between or ()))] if ranged else []
             row += [
-                f"{epoch.samples_per_second:,.0f}",
-                human_seconds(epoch.seconds),
                 human_seconds(epoch.first_batch_seconds),
                 f"{epoch.input_share:.0%}",
                 human_bytes(epoch.memory_bytes),

@@ -74,6 +74,7 @@ def simulate_ranks(
     ranks_per_host: int,
     local_batch: int | None = None,
     prices: Prices | None = None,
+    bounds: Sequence[Costs] = (),
     report: Callable[[str], None] = lambda _: None,
 ) -> list[Simulation]:
     """Simulate one number of ranks after the other: a scaling curve.
@@ -85,6 +86,7 @@ def simulate_ranks(
         ranks_per_host: most ranks of a host.
         local_batch: samples of each rank in a step, so that the global batch grows with the ranks (weak scaling);
             None: the batch of `setup` for any number of ranks (strong scaling).
+        bounds: the lowest and the highest costs, if they have a range: `EpochFigures.seconds_between`.
         report: called with what is simulated next.
 
     Raises:
@@ -111,7 +113,13 @@ def simulate_ranks(
         hosts = next(hosts for hosts in range(-(-n // ranks_per_host), n + 1) if n % hosts == 0)
         own = replace(setup, ranks=n, hosts=hosts, batch_size=batch_size, streams=streams)
         report(f"{n:,} rank{'s' if n > 1 else ''}")
-        results.append(simulate(dataset, costs, own, prices))
+        result = simulate(dataset, costs, own, prices)
+        if bounds:
+            ends = (simulate(dataset, each, own).epochs for each in bounds)
+            epochs = zip(result.epochs, *ends, strict=True)
+            between = (replace(one, seconds_between=(low.seconds, high.seconds)) for one, low, high in epochs)
+            result = replace(result, epochs=tuple(between))
+        results.append(result)
     return results
 
 

@@ -29,7 +29,8 @@ examples:
   ringfeed launch -n 2 bench-ring --max-size 8MiB --json
 
 algbw is size / time; busbw = algbw * 2 (n - 1) / n is comparable between numbers of ranks n, and with the bandwidth of
-the network. The last line fits t = 2 (n - 1) (alpha + size / (n B)), whose figures `ringfeed simulate` takes.
+the network. The last line fits t = 2 (n - 1) (alpha + size / (n B)); its command has the lowest and the highest alpha
+and B that single sizes imply.
 """
 
 _SMALLEST = 8  # bytes
@@ -77,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
     from ringfeed.pipeline.deliver.quiet_tensorflow import quiet_tensorflow
 
     with quiet_tensorflow():
-        from ringfeed.tools.measure.costs import fit_ring
+        from ringfeed.tools.measure.costs import fit_ring, ring_range
         from ringfeed.training.ring.connect import connect
 
         ring = connect()
@@ -90,7 +91,11 @@ def run(args: argparse.Namespace) -> int:
         size *= _STEP
     if ring.rank:
         return 0
-    costs = fit_ring({(ring.size, trial.size): trial.seconds for trial in trials}, trials[-1].size)
+    seconds = {(ring.size, trial.size): trial.seconds for trial in trials}
+    costs = fit_ring(seconds, trials[-1].size)
+    fast, slow = ring_range(seconds, costs)
+    latencies = fast.latency_seconds, slow.latency_seconds
+    rates = slow.bytes_per_second, fast.bytes_per_second
     quality = fit_quality(trials, costs, ring.size)
     if args.json:
         document = {
@@ -98,11 +103,13 @@ def run(args: argparse.Namespace) -> int:
             "trials": [asdict(trial) for trial in trials],
             "latency_seconds": costs.latency_seconds,
             "bytes_per_second": costs.bytes_per_second,
+            "latency_seconds_between": latencies,
+            "bytes_per_second_between": rates,
             "r_squared": quality,
         }
         sys.stdout.write(json.dumps(document) + "\n")
     else:
-        sys.stdout.write(_text(trials, costs, quality, ring.size))
+        sys.stdout.write(_text(trials, costs, quality, ring.size, simulate_flags(latencies, rates)))
     return 1 if any(trial.wrong for trial in trials) else 0
 
 
@@ -162,7 +169,7 @@ def fit_quality(trials: Sequence[RingTrial], costs: RingCosts, ranks: int) -> fl
     return 1 - residual / sum((trial.seconds - mean) ** 2 for trial in trials)
 
 
-def _text(trials: Sequence[RingTrial], costs: RingCosts, quality: float, ranks: int) -> str:
+def _text(trials: Sequence[RingTrial], costs: RingCosts, quality: float, ranks: int, command: str) -> str:
     lines = [f"{'size':>10} {'count':>10} {'type':>6} {'time':>11} {'algbw':>8} {'busbw':>8} {'#wrong':>6}"]
     lines.append(f"{'(B)':>10} {'':>10} {'':>6} {'(us)':>11} {'(GB/s)':>8} {'(GB/s)':>8}")
     lines += [
@@ -172,7 +179,17 @@ def _text(trials: Sequence[RingTrial], costs: RingCosts, quality: float, ranks: 
     ]
     lines.append(
         f"{ranks} ranks: alpha {costs.latency_seconds * 1e6:.1f} us, B {costs.bytes_per_second / 1e9:.3f} GB/s "
-        f"(R^2 {quality:.3f}); ringfeed simulate --ring-latency {costs.latency_seconds * 1e6:.0f}us "
-        f"--ring-bandwidth {costs.bytes_per_second / 1e6:.0f}MB"
+        f"(R^2 {quality:.3f}); {command}"
     )
     return "\n".join(lines) + "\n"
+
+
+def simulate_flags(latencies: tuple[float, float], rates: tuple[float, float]) -> str:
+    """Return the command that simulates a ring whose alpha and B lie within these.
+
+    >>> simulate_flags((1e-3, 1.25e-3), (11.2e6, 12e6))
+    'ringfeed simulate --ring-latency 1000us..1250us --ring-bandwidth 11.2MB..12MB'
+    """
+    alphas = "..".join(f"{each * 1e6:.0f}us" for each in latencies)
+    widths = "..".join(f"{each / 1e6:.4g}MB" for each in rates)
+    return f"ringfeed simulate --ring-latency {alphas} --ring-bandwidth {widths}"

@@ -36,14 +36,15 @@ examples:
   ringfeed simulate s3://bucket/flights --ranks 1,2,4,8,64 --ranks-per-host 8 --local-batch 256
   ringfeed simulate s3://bucket/flights --step model:train_step --streams 4 --prefetch 256MiB
   ringfeed simulate data/flights --latency 30ms --bandwidth 1GB          # as if it were on such a store
-  ringfeed simulate data/flights --step-seconds 0.1 --records 100000000 --shard-size 64MiB
+  ringfeed simulate data/flights --step-seconds 0.09..0.1 --records 100000000 --shard-size 64MiB
   ringfeed simulate s3://bucket/flights --cache 500GB --epochs 3         # cold, then warm
   ringfeed simulate s3://bucket/flights --save-costs costs.json          # measured once,
   ringfeed simulate s3://bucket/flights --costs costs.json --ranks 1024  # simulated as often as you like
 
 It reads some shards and batches first, to measure what they cost on this machine (--seconds), and then simulates shard
 by shard what the loader, the store, the cores and the ring of ranks would do: docs/simulation.md. Whatever an option
-does not change is as measured. `ringfeed tune` searches with it for better options.
+does not change is as measured. Times of steps and of the ring may be ranges: the epoch is then simulated with both
+ends, too. `ringfeed tune` searches with it for better options.
 """
 
 
@@ -97,14 +98,17 @@ def _add_reading(group: argparse._ArgumentGroup) -> None:
 def _add_training(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add_shared(group, "--step", "--transform")
-    add("--step-seconds", type=float, metavar="S", help="seconds of a step on a device, for a rank's batch, instead")
+    add(
+        "--step-seconds", type=checked_type(_range_of(_parse_seconds)), metavar="TIME",
+        help="of a step on a device, for a rank's batch, instead",
+    )  # fmt: skip
     add("--gradients", type=checked_type(parse_bytes), metavar="SIZE", help="bytes that an all-reduce sums")
     add(
-        "--ring-latency", type=checked_type(_parse_seconds), default=5e-5, metavar="TIME",
+        "--ring-latency", type=checked_type(_range_of(_parse_seconds)), default=(5e-5, 5e-5), metavar="TIME",
         help="of one exchange between neighbours in the ring (default: 50us)",
     )  # fmt: skip
     add(
-        "--ring-bandwidth", type=checked_type(parse_bytes), default=1_250_000_000, metavar="SIZE",
+        "--ring-bandwidth", type=checked_type(_range_of(parse_bytes)), default=(1_250_000_000,) * 2, metavar="SIZE",
         help="between neighbours in the ring, a second (default: 1.25GB)",
     )  # fmt: skip
 
@@ -128,9 +132,9 @@ def run(args: argparse.Namespace) -> int:
         if args.save_costs:
             write_file(args.save_costs, json.dumps(measured.costs.to_json(), indent=2).encode())
         simulations = simulate_ranks(
-            _shape(measured.shape, args), _costs(measured.costs, args), _setup(args), args.ranks,
-            report=_reporter(args, "simulating"),
-            ranks_per_host=args.ranks_per_host, local_batch=args.local_batch, prices=prices,
+            _shape(measured.shape, args), _costs(measured.costs, args, 0.5), _setup(args), args.ranks,
+            report=_reporter(args, "simulating"), ranks_per_host=args.ranks_per_host, local_batch=args.local_batch,
+            prices=prices, bounds=[_costs(measured.costs, args, end) for end in (0.0, 1.0)] if _is_ranged(args) else (),
         )  # fmt: skip
     if args.html is not None:
         from ringfeed.tools.report.pages import write_simulation_page
@@ -179,8 +183,13 @@ def _shape(shape: DatasetShape, args: argparse.Namespace) -> DatasetShape:
     return shape if args.records is None else shape.repeated(args.records)
 
 
-def _costs(costs: Costs, args: argparse.Namespace) -> Costs:
-    """The measured costs, with what the command line says instead."""
+def _is_ranged(args: argparse.Namespace) -> bool:
+    ranges = (args.step_seconds, args.ring_latency, args.ring_bandwidth)
+    return any(each and each[0] < each[1] for each in ranges)
+
+
+def _costs(costs: Costs, args: argparse.Namespace, place: float) -> Costs:
+    """The measured costs, with what the command line says instead: from the lowest, at 0, to the highest, at 1."""
     from ringfeed.tools.measure.costs import RingCosts, StepCosts
 
     store = costs.store
@@ -194,10 +203,9 @@ def _costs(costs: Costs, args: argparse.Namespace) -> Costs:
     step = costs.step
     if args.step_seconds is not None:
         samples = args.local_batch or args.batch_size
-        step = StepCosts(seconds=(args.step_seconds,), core_seconds=0.0, samples=samples)
-    ring = RingCosts(
-        latency_seconds=args.ring_latency, bytes_per_second=args.ring_bandwidth, gradient_bytes=args.gradients or 0
-    )
+        step = StepCosts(seconds=(_at(place, args.step_seconds),), core_seconds=0.0, samples=samples)
+    latency, rate = _at(place, args.ring_latency), _at(1 - place, args.ring_bandwidth)
+    ring = RingCosts(latency_seconds=latency, bytes_per_second=rate, gradient_bytes=args.gradients or 0)
     return replace(costs, store=store, step=step, ring=ring)
 
 
@@ -222,6 +230,27 @@ def _parse_counts(text: str) -> tuple[int, ...]:
     if not counts or len(counts) != len(text.split(",")) or min(counts) < 1:
         raise ConfigError(f"--ranks takes numbers such as 1,2,4,8, got {text!r}")
     return counts
+
+
+def _range_of(parse: Callable[[str], float]) -> Callable[[str], tuple[float, float]]:
+    """Parse one value, or a range.
+
+    >>> _range_of(_parse_seconds)("1ms..2ms"), _range_of(_parse_seconds)("3")
+    ((0.001, 0.002), (3.0, 3.0))
+    """
+
+    def parsed(text: str) -> tuple[float, float]:
+        low, dots, high = text.partition("..")
+        ends = parse(low), parse(high if dots else low)
+        if ends[0] > ends[1]:
+            raise ConfigError(f"a range begins with its lower end, as in 1ms..2ms, got {text!r}")
+        return ends
+
+    return parsed
+
+
+def _at(place: float, ends: tuple[float, float]) -> float:
+    return ends[0] + place * (ends[1] - ends[0])
 
 
 _UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}

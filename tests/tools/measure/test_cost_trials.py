@@ -17,7 +17,7 @@ from ringfeed.sharding import BuildOptions, ConfigError, build, open_dataset
 from ringfeed.tools.cli import main
 from ringfeed.tools.measure.training_trials import Workload
 from ringfeed.tools.simulation import Costs, StepCosts, StoreCosts, measure_costs
-from ringfeed.tools.simulation.command import _parse_counts, _parse_seconds
+from ringfeed.tools.simulation.command import _parse_counts, _parse_seconds, _range_of
 from tests.servers.web import Behaviour, served
 
 LATENCY = 0.03
@@ -96,12 +96,24 @@ def test_the_command_simulates_what_its_options_say(
     steps = of_two["seconds"] - of_two["first_batch_seconds"]
     assert steps == pytest.approx(20 * (0.05 + 2 * (0.01 + 0.0005)), rel=0.02)
     assert more[2]["cost"] == pytest.approx(2 * more[2]["epochs"][0]["seconds"] / 3600)
+    assert of_two["seconds_between"] is None
+    (ranged,) = simulated(
+        capsys, *command, "--ranks", "2", "--latency", "0", "--gradients", "1MB", "--step-seconds", "0.1..0.3",
+        "--ring-latency", "10ms..20ms", "--ring-bandwidth", "1GB..2GB",
+    )["simulations"]  # fmt: skip
+    (epoch,) = ranged["epochs"]
+    ends = [20 * (0.1 / 2 + 2 * (0.01 + 0.00025)), 20 * (0.3 / 2 + 2 * (0.02 + 0.0005))]
+    between = [seconds - epoch["first_batch_seconds"] for seconds in epoch["seconds_between"]]
+    assert between == pytest.approx(ends, rel=0.02)
+    assert epoch["seconds"] - epoch["first_batch_seconds"] == pytest.approx(sum(ends) / 2, rel=0.02)
     cached = simulated(capsys, *command, "--cache", "1GB", "--epochs", "2", "--streams", "4", "--records", "1600")
     first, second = cached["simulations"][0]["epochs"]
     assert (first["cache_hits"], second["hit_share"], second["fetched_bytes"], first["steps"]) == (0, 1.0, 0, 40)
     page = tmp_path / "page.html"
-    assert main(["simulate", *command, "--ranks", "1,8", "--streams", "4", "--html", str(page)]) == 0
+    shown = ["--ranks", "1,8", "--streams", "4", "--ring-latency", "10ms..20ms", "--html", str(page)]
+    assert main(["simulate", *command, *shown]) == 0
     told = capsys.readouterr().out
+    assert "  between  " in told.splitlines()[0]
     assert "8 ranks read the dataset 2.0 times: with --streams 8, or a multiple, each reads its own records" in told
     assert page.read_text().count("<svg") == 3
 
@@ -129,6 +141,8 @@ def test_times_and_numbers_of_ranks_are_parsed() -> None:
     for text in ("fast", "-1", "1h", "..s"):
         with pytest.raises(ConfigError, match="a time such as 30ms"):
             _parse_seconds(text)
+    with pytest.raises(ConfigError, match=r"a range begins with its lower end, as in 1ms\.\.2ms, got '2ms\.\.1ms'"):
+        _range_of(_parse_seconds)("2ms..1ms")
     for text in ("0", "a", "1,,2", "-2"):
         with pytest.raises(ConfigError, match="--ranks takes numbers such as"):
             _parse_counts(text)
