@@ -170,10 +170,10 @@ def train_until(training: Training, test: tuple[Any, Any], goal: float) -> dict[
 
 
 def main() -> None:
-    """Train by all methods of a file with some seeds, to the end or until an accuracy is reached."""
+    """Train by all methods of a file, which share a ring, with some seeds: to the end, or to an accuracy."""
     methods, folder, seeds, epochs, *goal = json.loads(Path(sys.argv[1]).read_text())
     tf.config.experimental.enable_op_determinism()
-    ring = connect()
+    ring = connect(hierarchical=any(options.get("sync", {}).get("hierarchical") for options in methods.values()))
     data, test = images(Path(folder), "train"), images(Path(folder), "t10k")
     for seed in range(seeds):
         for name, options in methods.items():

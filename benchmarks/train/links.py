@@ -59,7 +59,8 @@ def run(folder: Path, rounds: int) -> list[tuple[str, list[float], float]]:
             for host in running.hosts if rate else []:
                 host.limit(str(rate))
             found[rate] = trained(first, "h1:1,h2:1", one_rank, "/mnt", 1, 1)
-            found[rate] |= trained(first, "h1:2,h2:2", TWO_RANKS, "/mnt", 1, 1)
+            for name, options in TWO_RANKS.items():
+                found[rate] |= trained(first, "h1:2,h2:2", {name: options}, "/mnt", 1, 1)
             found[rate] |= {name: _on_servers(running, mode) for name, mode in SERVERS.items()}
     lines: list[tuple[str, list[float], float]] = []
     print("  method: bytes per step, the same on the link, ms without a limit, over 100 and 10 Mbit/s", flush=True)
