@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import typing
 from dataclasses import Field, fields, is_dataclass
+from functools import cache
 from typing import Any
 
 import yaml
@@ -19,7 +20,8 @@ from .registry import METHODS
 from .train_config import TrainConfig
 
 
-def all_keys() -> list[tuple[str, Field[Any]]]:
+@cache
+def all_keys() -> tuple[tuple[str, Field[Any]], ...]:
     """Return all keys in order: dotted name and field."""
     result: list[tuple[str, Field[Any]]] = []
     hints = typing.get_type_hints(TrainConfig)
@@ -30,7 +32,7 @@ def all_keys() -> list[tuple[str, Field[Any]]]:
             result += [(f"{spec.name}.{inner.name}", inner) for inner in fields(hints[spec.name])]
         else:
             result.append((spec.name, spec))
-    return result
+    return tuple(result)
 
 
 def describe_keys() -> str:

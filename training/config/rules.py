@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 from ringfeed.sharding.errors import ConfigError
@@ -32,7 +32,7 @@ class Pair:
     first: str
     second: str
     reason: str
-    remedy: str | None = None  # what to use; None: the default of the first key
+    remedy: str | None = None  # overrides, with values of the config `{0}`; None: the default of the first key
 
 
 _PACKED = "model.name=text and model.packing=true"
@@ -49,8 +49,9 @@ PAIRS: tuple[Pair, ...] = (
     Pair("data.weights", "data.mixture=null", "they are the weights of its datasets"),
     Pair("data.url", "data.mixture", "the mixture names the datasets"),
     Pair("data.bucket_by", "data.mixture", "its batches hold records of all lengths"),
-    Pair("data.target", "task=multiclass", "it predicts the label"),
-    Pair("data.target=null", "task=multilabel|regression", "it predicts a column", "the name of a column"),
+    Pair("data.target", "task=multiclass", "it predicts the label",
+         "task=binary, multilabel or regression, or data.target=null"),
+    Pair("data.target=null", "task=multilabel|regression", "it predicts a column", "data.target=COLUMN"),
     Pair("data.positive", "task!=binary", "it names the positive class of two"),
     Pair("data.positive", "data.target", "it is a class of the label"),
     Pair("loss.label_smoothing, loss.focal_gamma, loss.class_weights", "task=regression", "it has no classes"),
@@ -75,14 +76,15 @@ PAIRS: tuple[Pair, ...] = (
          "schedule.name", "that is a schedule of your own"),
     Pair("schedule.warmup_steps", "schedule.warmup_epochs", "both are the length of the warm-up"),
     Pair("schedule.total_steps", "schedule.total_epochs", "both are the length of the schedule"),
-    Pair("schedule.decay=one-cycle", "schedule.has_warmup=false", "a cycle begins with it", "warmup_epochs=1"),
+    Pair("schedule.decay=one-cycle", "schedule.has_warmup=false", "a cycle begins with it",
+         "schedule.warmup_epochs=0.3"),
     Pair("schedule.warmup=constant", "schedule.decay=one-cycle", "a cycle rises"),
-    Pair("schedule.warmup=constant", "schedule.init_factor=0.0", "nothing is learned", "init_factor above 0"),
-    Pair("schedule.decay=step", "schedule.has_boundaries=false", "it falls at them", "boundaries=[30, 60]"),
+    Pair("schedule.warmup=constant", "schedule.init_factor=0.0", "nothing is learned", "schedule.init_factor=0.1"),
+    Pair("schedule.decay=step", "schedule.has_boundaries=false", "it falls at them", "schedule.boundaries=[30, 60]"),
     Pair("schedule.boundary_steps", "schedule.boundaries", "both are the boundaries"),
     # checkpoints and comparisons
-    Pair("max_time", "checkpoint.url=null", "the run could not go on"),
-    Pair("checkpoint.best", "checkpoint.url=null", "there are no checkpoints"),
+    Pair("max_time", "checkpoint.url=null", "the run could not go on", "checkpoint.url=FOLDER"),
+    Pair("checkpoint.best", "checkpoint.url=null", "there are no checkpoints", "checkpoint.url=FOLDER"),
     Pair("output.weights=best", "checkpoint.best=0", "no best checkpoint is kept", "checkpoint.best=1"),
     Pair("early_stopping.metric, checkpoint.best", "data.eval_split=null", "it compares evaluations"),
     # ranks
@@ -106,24 +108,27 @@ PAIRS: tuple[Pair, ...] = (
          "optimizer.name=sgd, or compression.method=powersgd"),
     Pair("compression.method=onebit", "optimizer.name!=sgd|adam|adamw", "onebit" + _MOMENTUM_FIRST,
          "optimizer.name=sgd or adam or adamw, or compression.method=powersgd"),
-    Pair("compression.method=dgc", "optimizer.clip_norm", _CLIPS, "compression.local_clip_norm"),
+    Pair("compression.method=dgc", "optimizer.clip_norm", _CLIPS,
+         "compression.local_clip_norm={0.optimizer.clip_norm} and optimizer.clip_norm=null"),
     Pair("compression.method=onebit", "optimizer.clip_norm", _CLIPS, "compression.method=powersgd"),
     Pair("compression.start_step=0", "compression.method=onebit and optimizer.name!=sgd", "the second moment, which "
-         "freezes then, needs dense steps", "about a fifth of the steps, or null"),
+         "freezes then, needs dense steps"),
     Pair("compression.method=fp16", "precision=float16", "small gradients, which the loss scale saves, would be lost "
          "on the wire", "compression.method=bf16"),
     # backends
     Pair("mirrored.devices", "backend!=mirrored", "it counts the GPUs of one process"),
-    Pair("parameter_server.is_set", "backend!=parameter_server", "they are options of its servers", "its defaults"),
+    Pair("parameter_server.is_set", "backend!=parameter_server", "they are options of its servers",
+         "backend=parameter_server, or leave out parameter_server"),
     Pair("parameter_server.backup_workers", "parameter_server.mode!=sync", "no step waits for all workers"),
     Pair("parameter_server.mode=asp", "optimizer.name!=sgd", "what is held back is measured by the update of SGD",
          "optimizer.name=sgd"),
     Pair("parameter_server.shard_bytes", "parameter_server.mode=sync|asp", "its workers exchange whole tables",
-         "mode async or ssp, or parameter_server.shard_bytes=null"),
+         "parameter_server.mode=async or ssp, or parameter_server.shard_bytes=null"),
     Pair("parameter_server.shard_bytes", "optimizer.name!=sgd|adam|adamw", "it updates whole tables",
          "optimizer.name=sgd, adam or adamw, or parameter_server.shard_bytes=null"),
     Pair("precision=float16", _SERVERS, "workers do not agree on a loss scale", "precision=bfloat16"),
-    Pair("data.mixture", _SERVERS, "workers take the next batches of one dataset"),
+    Pair("data.mixture", _SERVERS, "workers take the next batches of one dataset",
+         "data.url=DATASET and data.mixture=null"),
     Pair("compression.method!=none", _SERVERS, "workers send their gradients as they are"),
     Pair(_ROUNDS + ", checkpoint.commit_steps", _SERVERS, "workers hold no weights of their own"),
     Pair("sync.shares", _SERVERS, "fast workers take over what slow ones have left"),
@@ -145,8 +150,8 @@ PAIRS: tuple[Pair, ...] = (
     Pair("track.timeline", "backend=parameter_server|mirrored|multi_worker", "Horovod writes it"),
     # the command line
     Pair("--elastic", "backend!=horovod", "no other backend replaces ranks"),
-    Pair("--elastic", "checkpoint.url=null", "it goes on from checkpoints", "checkpoint.url"),
-    Pair("--elastic", "checkpoint.every_steps=null", "it goes on from checkpoints", "checkpoint.every_steps"),
+    Pair("--elastic", "checkpoint.url=null", "it goes on from checkpoints", "checkpoint.url=FOLDER"),
+    Pair("--elastic", "checkpoint.every_steps=null", "it goes on from checkpoints", "checkpoint.every_steps=100"),
     Pair("--elastic", "checkpoint.resume=false", "it goes on from checkpoints"),
     Pair(_ELASTIC, "sync.clients", "each rank has a part of its own, so none can come or go"),
     Pair(_ELASTIC, "sync.hierarchical", "Horovod waits for ever where it removes the process sets of a rank that died",
@@ -168,7 +173,7 @@ def check_pairs(config: Any, flags: Mapping[str, bool] | None = None) -> None:
         second = _shown(pair.second, config, flags or {})
         for setting in pair.first.split(", ") if second else ():
             if first := _shown(setting, config, flags or {}):
-                remedy = pair.remedy or _default(setting, config)
+                remedy = pair.remedy.format(config) if pair.remedy else _default(setting, config)
                 use = remedy if remedy.startswith("leave") else f"use {remedy}"
                 raise ConfigError(f"{first} does not go with {second}: {pair.reason}; {use}")
 
@@ -235,6 +240,8 @@ def _word(value: Any) -> str:
     """A value as a configuration writes it."""
     if isinstance(value, bool):
         return str(value).lower()
+    if isinstance(value, Mapping) and any(map(is_dataclass, value.values())):
+        return f"{{{', '.join(value)}}}"  # without the URLs of a mixture
     if isinstance(value, tuple):
         return str([list(one) if isinstance(one, tuple) else one for one in value])
     return "null" if value is None else str(value)

@@ -98,7 +98,7 @@ def test_reads_a_file_with_overrides_on_top(tmp_path: Path) -> None:
         (
             {**MINIMAL, "schedule": {"decay": "step"}},
             "a.yaml: schedule.decay=step does not go with schedule.boundaries=[]: it falls at them; use "
-            "boundaries=[30, 60]",
+            "schedule.boundaries=[30, 60]",
         ),
         (
             {**MINIMAL, "model": {"name": "mlp"}},
