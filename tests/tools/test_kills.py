@@ -18,7 +18,7 @@ import subprocess
 import sys
 import time
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -46,9 +46,6 @@ from tests.helpers.lean import lean_environment
 from tests.helpers.pictures import write_pictures
 from tests.servers.store import Store
 from tests.sharding.conftest import is_trial
-
-_TIMEOUT_SECONDS = 240.0
-_BIN = Path(sys.executable).parent
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,25 +192,9 @@ class Runner:
         """Run a command to its end, or kill it at a random moment; return its status."""
         words = case.words(self.lab, out)
         program = "shard-dataset" if words[0] in _SHARDING or "--to" in words else "ringfeed"
-        if not launch:
-            return self._forked([program, *words], out, rng, seconds)
-        with (self.lab.folder / "log").open("ab") as log:
-            process = subprocess.Popen(
-                [_BIN / program, "launch", *launch.split(), *words],
-                env={**lean_environment(), **self.environ},
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
-        if rng is not None:
-            kill_later(process.pid, rng, seconds, is_over=lambda: process.poll() is not None)
-        status = process.wait(_TIMEOUT_SECONDS)
-        _await_group(process.pid)
-        return status
-
-    def _forked(self, words: list[str], out: str, rng: random.Random | None, seconds: float) -> int:
+        words = [program, *(["launch", *launch.split()] if launch else []), *words]
         order: dict[str, Any] = {"words": words, "environ": self.environ, "log": str(self.lab.folder / "log")}
-        if by_call := rng is not None and "://" not in out and rng.random() < 0.5:
+        if by_call := rng is not None and not launch and "://" not in out and rng.random() < 0.5:
             order |= {"die_at": rng.randrange(1, 120), "mark": out}
         assert self.forker.stdin is not None
         assert self.forker.stdout is not None
@@ -223,7 +204,7 @@ class Runner:
         if rng is not None and not by_call:
             kill_later(pid, rng, seconds, is_over=lambda: not Path(f"/proc/{pid}").exists())
         status = int(self.forker.stdout.readline())
-        _await_group(pid)
+        await_end(lambda: members(pid))
         return status
 
     @property
@@ -243,20 +224,29 @@ def kill_later(pid: int, rng: random.Random, seconds: float, is_over: Callable[[
         for process in [parent, *(children if rng.random() < 0.5 else [])]:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
-        _, alive = psutil.wait_procs(children, 60)
-        assert not alive, f"processes of a killed command still run: {alive}"
+        await_end(lambda: children)
 
 
-def _await_group(group: int) -> None:
-    """Wait until all processes of a group have ended, as ranks do soon after their launcher."""
+def await_end(processes: Callable[[], Iterable[psutil.Process]]) -> None:
+    """Wait until all of these have ended, whether or not anybody has asked for their status."""
     deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        try:
-            os.killpg(group, 0)
-        except ProcessLookupError:
-            return
+    while running := list(filter(_runs, processes())):
+        assert time.monotonic() < deadline, f"processes of a killed command still run: {running}"
         time.sleep(0.02)
-    raise AssertionError(f"processes of group {group} still run")
+
+
+def _runs(process: psutil.Process) -> bool:
+    with suppress(psutil.NoSuchProcess):
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    return False
+
+
+def members(group: int) -> Iterator[psutil.Process]:
+    """The processes of a group, such as workers and ranks, which end soon after their command."""
+    for process in psutil.process_iter():
+        with suppress(ProcessLookupError):
+            if os.getpgid(process.pid) == group:
+                yield process
 
 
 @pytest.fixture(scope="module")
@@ -389,7 +379,8 @@ def test_a_killed_command_ends_as_if_it_had_not_been(runner: Runner, store: Stor
 @pytest.mark.parametrize("store", ["local", "s3"], indirect=True)
 @pytest.mark.parametrize(("name", "launch"), [(name, launch) for name in CASES for launch in CASES[name].launches])
 def test_campaign_of_kills(runner: Runner, store: Store, name: str, launch: str) -> None:
-    """Kills each 30 times, or as often as `RINGFEED_KILLS` says."""
+    """Kills each 30 times, or as often as `RINGFEED_KILLS` says; runs with other seeds add up."""
     started = time.monotonic()
-    killed = kill_and_run(runner, store, name, int(os.environ.get("RINGFEED_KILLS", "30")), launch, seed=1)
+    kills, seed = int(os.environ.get("RINGFEED_KILLS", "30")), int(os.environ.get("RINGFEED_SEED", "1"))
+    killed = kill_and_run(runner, store, name, kills, launch, seed)
     print(f"{name} on {store.name} {launch}: {killed} kills, {time.monotonic() - started:.0f} s")
