@@ -116,9 +116,19 @@ def decode(value: Any, channels: int) -> Any:
 def _decode_other(value: Any, channels: int) -> Any:
     """Decode an image file other than JPEG."""
     head = _Head(value)
+    if is_mapping.get():
+        return tf.cond(
+            head.is_palette_bitmap | head.is_odd_bitmap,
+            lambda: _decoded_by_pillow(value, channels),
+            lambda: _decoded(value, head, channels),
+        )
     checks = [(head.is_palette_bitmap, _NO_PALETTES), (head.is_odd_bitmap, _NO_BITMAPS)]
     with tf.control_dependencies([tf.debugging.Assert(~fault, [text]) for fault, text in checks]):
-        value = tf.identity(value)
+        return _decoded(tf.identity(value), head, channels)
+
+
+def _decoded(value: Any, head: _Head, channels: int) -> Any:
+    """Decode an image file by TensorFlow, unless it is a GIF whose first frame is small."""
 
     def decoded(count: int) -> Any:
         image = tf.io.decode_image(value, channels=count, expand_animations=False)

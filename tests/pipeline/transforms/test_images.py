@@ -495,6 +495,39 @@ def test_a_bitmap_of_other_masks_has_its_own_colours(
     assert found == ([200, 100, 10] if channels == 3 else [119])
 
 
+def coded_bitmap(bits: int, method: int, extra: bytes, pixels: bytes) -> bytes:
+    """A BMP of 4 x 2 pixels; method 12: with the header of OS/2."""
+    colours = 0 if method == 3 else len(extra) // 4
+    info = struct.pack("<IiiHHIIiiII", 40, 4, 2, 1, bits, method, len(pixels), 1, 1, colours, 0)
+    info = struct.pack("<IHHHH", 12, 4, 2, 1, bits) if method == 12 else info
+    start = 14 + len(info) + len(extra)
+    return struct.pack("<2sIHHI", b"BM", start + len(pixels), 0, 0, start) + info + extra + pixels
+
+
+COLOURS = bytes(range(0, 240, 15)) * 4  # of 16 entries
+CODED = (
+    (1, 0, COLOURS[:8], b"\x50\0\0\0\xa0\0\0\0"), (4, 0, COLOURS, b"\x12\x34\0\0\x56\x78\0\0"),
+    (8, 0, COLOURS[:16], b"\0\1\2\3\3\2\1\0"), (8, 1, COLOURS[:16], b"\4\2\0\0\2\1\2\3\0\1"),
+    (4, 2, COLOURS, b"\4\x12\0\0\4\x34\0\1"), (16, 0, b"", bytes(range(0, 128, 8))),
+    (16, 3, struct.pack("<3I", 0xF800, 0x7E0, 0x1F), bytes(range(0, 256, 16))),
+    (8, 12, bytes(range(256)) * 3, b"\0\1\2\3\3\2\1\0"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_a_bitmap_that_tensorflow_mistakes_is_decoded_by_pillow_in_a_loader(channels: int) -> None:
+    files = [coded_bitmap(*coded) for coded in CODED]
+    assert set(image_formats(pa.array(files)).to_pylist()) == {"bmp-palette", "bmp-other"}
+    transform = ImageTransform(feature="image", size=(2, 4), scale="bytes", dtype="uint8", channels=channels)
+    with mapping():
+        found = transform({"image": tf.constant(files)})["image"].numpy()
+    for file, pixels in zip(files, found, strict=True):
+        with Image.open(BytesIO(file)) as image:
+            expected = np.asarray(image.convert("L" if channels == 1 else "RGB"))
+        assert np.ptp(expected) > 0
+        np.testing.assert_array_equal(pixels, expected.reshape(pixels.shape))
+
+
 def test_a_bitmap_whose_colours_are_no_bytes_is_refused() -> None:
     transform = ImageTransform(feature="image", size=(2, 2))
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"unusual masks.* --encode png"):
