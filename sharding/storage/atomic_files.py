@@ -49,10 +49,10 @@ def draft_target(path: str) -> str:
     return "" if match is None else "".join(match.groups())
 
 
-def remove_dead_drafts(folder: str, name: str) -> None:
-    """Remove the drafts of a local file whose writers have died: those that write hold a lock."""
+def remove_dead_drafts(folder: str, is_meant: Callable[[str], bool]) -> None:
+    """Remove the drafts of the local files that are meant whose writers have died: those that write hold a lock."""
     for entry in os.scandir(folder):
-        if draft_target(entry.name) != name or not entry.is_file(follow_symlinks=False):
+        if not is_meant(draft_target(entry.name)) or not entry.is_file(follow_symlinks=False):
             continue
         with suppress(OSError), open(entry.path, "rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -28,7 +28,7 @@ import xxhash
 
 from ringfeed.sharding.errors import DestinationError, RingfeedError, StorageError
 
-from .atomic_files import draft_target
+from .atomic_files import draft_target, remove_dead_drafts
 from .retry import RetryPolicy
 from .storage import Storage
 
@@ -355,6 +355,9 @@ def hold_lease(
                 storage.remove_folders(absent)
             raise
         with Lease(storage, _following(me, previous), previous, name) as lease:
+            if storage.local_path is not None:
+                with suppress(OSError):  # the holder's own errors say more
+                    remove_dead_drafts(str(storage.local_path), partial(is_lease_file, lease=name))
             if previous is not None:
                 _remove_takeovers(storage, lease, name)
             yield lease

@@ -319,7 +319,7 @@ class Storage(Location):
         if self.local_path is not None:
             if (self.local_path / parent).is_dir():
                 with self.errors("remove", path):
-                    remove_dead_drafts(str(self.local_path / parent), name)
+                    remove_dead_drafts(str(self.local_path / parent), name.__eq__)
             return
         for other, upload in self.uploads(path):
             if other == path:

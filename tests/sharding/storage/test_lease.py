@@ -22,6 +22,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from ringfeed.sharding import DestinationError, StorageError
 from ringfeed.sharding.destination.clean import clean
 from ringfeed.sharding.storage import lease as module
+from ringfeed.sharding.storage.atomic_files import draft_name
 from ringfeed.sharding.storage.lease import LEASE_NAME, TAKEOVER_PREFIX, Holder, hold_lease, read_holder
 from ringfeed.sharding.storage.storage import Storage
 from ringfeed.sharding.storage.timings import StoreTimings
@@ -298,6 +299,14 @@ def test_a_released_lease_is_taken_over_without_waiting(tmp_path: Path) -> None:
     with hold_lease(storage, {}) as second:
         assert second.previous is not None
         assert second.previous.plan == "abc"
+
+
+@pytest.mark.parametrize("name", [LEASE_NAME, f"{TAKEOVER_PREFIX}0123456789abcdef.json"])
+def test_the_draft_of_a_process_that_was_killed_before_it_had_the_lease_is_removed(tmp_path: Path, name: str) -> None:
+    (tmp_path / draft_name(name)).write_bytes(b"{")
+    with hold_lease(Storage(str(tmp_path)), {}) as lease:
+        lease.release(keep=False)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_takeover_file_of_a_killed_process_is_removed(store: Store) -> None:
