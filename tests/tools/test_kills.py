@@ -202,7 +202,7 @@ class Runner:
         self.forker.stdin.flush()
         pid = int(self.forker.stdout.readline())
         if rng is not None and not by_call:
-            kill_later(pid, rng, seconds, is_over=lambda: not Path(f"/proc/{pid}").exists())
+            kill_later(pid, rng, seconds, lambda: not Path(f"/proc/{pid}").exists(), is_launcher=bool(launch))
         status = int(self.forker.stdout.readline())
         await_end(lambda: members(pid))
         return status
@@ -213,14 +213,21 @@ class Runner:
         return (self.lab.folder / "log").read_text()[-3000:]
 
 
-def kill_later(pid: int, rng: random.Random, seconds: float, is_over: Callable[[], bool]) -> None:
-    """Kill a process at a random moment, alone or together with all that it has started, and wait for those."""
+def kill_later(pid: int, rng: random.Random, seconds: float, is_over: Callable[[], bool], is_launcher: bool) -> None:
+    """Kill a process at a random moment, alone or together with all that it has started, and wait for those.
+
+    Of a launcher perhaps one of these alone, such as a rank or a parameter server: then the launcher goes on, or ends
+    the run, which the same command resumes.
+    """
     deadline = time.monotonic() + rng.uniform(0.0, seconds)
     while time.monotonic() < deadline and not is_over():
         time.sleep(0.002)
     with suppress(psutil.NoSuchProcess):
         parent = psutil.Process(pid)
         children = parent.children(recursive=True)
+        if is_launcher and children and rng.random() < 0.4:
+            rng.choice(children).kill()
+            return
         for process in [parent, *(children if rng.random() < 0.5 else [])]:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
