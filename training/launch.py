@@ -110,12 +110,12 @@ def run(args: argparse.Namespace) -> int:
         ending = _launched(args, config, signals)
     remove_killed_folders()  # ranks that were killed, because another one failed, have left some
     if ending.line:
+        remedy = f"; {config.checkpoint.remedy}" if ending.was_killed and config is not None else ""
+        line = ending.line + remedy
         event = {"event": "error" if ending.status == 1 else "interrupted"}
-        as_json = json.dumps({**event, "message": ending.line, "status": ending.status})
+        as_json = json.dumps({**event, "message": line, "status": ending.status})
         kind = "error: " if ending.status == 1 else ""
-        sys.stderr.write(
-            f"{as_json if '--json' in args.program else f'ringfeed launch: {kind}{printable(ending.line)}'}\n"
-        )
+        sys.stderr.write(f"{as_json if '--json' in args.program else f'ringfeed launch: {kind}{printable(line)}'}\n")
     return ending.status
 
 

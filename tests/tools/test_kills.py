@@ -202,7 +202,8 @@ class Runner:
         self.forker.stdin.flush()
         pid = int(self.forker.stdout.readline())
         if rng is not None and not by_call:
-            kill_later(pid, rng, seconds, lambda: not Path(f"/proc/{pid}").exists(), is_launcher=bool(launch))
+            alone = bool(launch) and "--elastic" not in launch  # whose ranks go on without the killed, to rounding
+            kill_later(pid, rng, seconds, lambda: not Path(f"/proc/{pid}").exists(), is_launcher=alone)
         status = int(self.forker.stdout.readline())
         await_end(lambda: members(pid))
         return status

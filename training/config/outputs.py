@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ringfeed.sharding.url_secrets import public_url
+
 from .checks import Options, key, require
 
 DAMAGE_POLICIES = ("error", "previous")
@@ -36,6 +38,15 @@ class CheckpointConfig(Options, group="checkpoint"):
     on_damage: str = key(
         "error", "if the newest checkpoint is damaged: error, or previous (with a warning)", choices=DAMAGE_POLICIES
     )
+
+    @property
+    def remedy(self) -> str:
+        """What to do after a process of the run was killed."""
+        return (
+            f"the same command resumes from {public_url(self.url)}"
+            if self.url
+            else "set checkpoint.url to resume a run"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

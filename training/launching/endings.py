@@ -18,10 +18,11 @@ from ringfeed.training.run.stopping import INTERRUPTED, TERMINATED
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
-    """How a run ended: the exit status, and the line to print (empty after success)."""
+    """How a run ended: the exit status, the line to print (empty after success), and whether a process was killed."""
 
     status: int
     line: str = ""
+    was_killed: bool = False
 
 
 class LauncherSignals:
@@ -121,4 +122,4 @@ def ending_of(
     rank = min(by_signal, key=lambda rank: codes[rank] == -signal.SIGABRT, default=first)
     if codes[rank] == TERMINATED and was_asked:
         return Ending(status=TERMINATED, line="interrupted")  # before the first step
-    return Ending(status=1, line=cause_of_death(name_of(rank), codes[rank]))
+    return Ending(status=1, line=cause_of_death(name_of(rank), codes[rank]), was_killed=(codes[rank] or 0) < 0)

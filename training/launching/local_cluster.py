@@ -81,7 +81,7 @@ class LocalCluster:
         self._group.listen()
         report = self._group.first_report  # the errors of other tasks follow from it
         if report is None:
-            return Ending(status=1, line=_cause(task, code))
+            return Ending(status=1, line=_cause(task, code), was_killed=code < 0)
         line = report.message
         if report.is_stall:  # perhaps the chief reports it, since it has waited for another task
             processes = self._group.processes.items()

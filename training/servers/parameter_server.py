@@ -193,8 +193,7 @@ class ServerTrainer(BaseTrainer):
             if failure.startswith("worker"):
                 raise TrainingError(failure) from error
             if type(error).__name__ in _LOST_SERVER:
-                saved = self.config.checkpoint.url
-                remedy = f"the same command resumes from {saved}" if saved else "set checkpoint.url to resume a run"
+                remedy = self.config.checkpoint.remedy
                 raise TrainingError(f"a parameter server has died, and its variables with it: {remedy}") from error
             with network_errors(self.loader.manifest, self.config):
                 raise

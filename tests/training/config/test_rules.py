@@ -95,7 +95,7 @@ OVERRIDES = {
 """A way to set what has no word or number of its own."""
 NEEDED = {
     "data.mixture": "data.url=null", "data.url": "data.mixture={a: {url: x}}", "loss.huber_delta": "task=regression",
-    "optimizer.variant=nvlamb": "optimizer.name=lamb", "sync.clients": "sync.method=fedavg",
+    "sync.clients": "sync.method=fedavg",
     "sync.method=post_local_sgd": "sync.start_step=1",
 }  # fmt: skip
 """What a setting needs to have a meaning, whichever other it meets."""

@@ -92,7 +92,8 @@ def test_a_rank_that_dies_is_named_with_its_host_and_all_end(hosts: Lab) -> None
     os.kill(rank, signal.SIGKILL)
     line = "rank 1 on h2 was killed by SIGKILL (as the kernel does when memory runs out)"
     status, stderr = run.end()
-    assert (status, stderr.splitlines()[-1]) == (1, f"ringfeed launch: error: {line}")
+    line = f"ringfeed launch: error: {line}; the same command resumes from {run.name}"
+    assert (status, stderr.splitlines()[-1]) == (1, line)
     _wait_until_no_rank_runs(hosts)
 
 

@@ -54,6 +54,7 @@ time.sleep(1000)
 def test_a_rank_that_is_killed_is_named_with_its_signal() -> None:
     ending = _together('os.kill(os.getpid(), signal.SIGKILL) if name == "1" else time.sleep(1000)')
     assert ending.line.startswith("rank 1 was killed by SIGKILL")
+    assert ending.was_killed
 
 
 class _Terminated(LauncherSignals):
