@@ -41,8 +41,8 @@ from tests.helpers.files import contents
 
 ARCHIVE = Path(__file__).resolve().parents[2] / "golden" / "integer_times.tar.gz"
 OPTIONS: dict[str, Any] = {
-    "label": "label", "shard_format": "parquet", "shards": 2,
-    "splits": {"train": Fraction(3, 4), "test": Fraction(1, 4)},
+    "label": "label", "format": "parquet", "shards": 2,
+    "split": {"train": Fraction(3, 4), "test": Fraction(1, 4)},
 }  # fmt: skip
 DAY, LARGE = 86400, 2**63 - 1
 TIMES = {  # the type of a source, its type in the file, and integers of it
@@ -95,7 +95,7 @@ def test_a_time_has_its_type_in_the_file_and_its_integer_elsewhere(name: str) ->
 def test_seconds_too_large_for_milliseconds_are_refused(tmp_path: Path) -> None:
     table = pa.table({"at": pa.array([LARGE], pa.int64()).cast(pa.timestamp("s")), "x": [1]})
     with pytest.raises(SourceError, match=r"column 'at' holds a timestamp\[s\] that is too large .* --cast at=int64"):
-        build(source=table, destination=str(tmp_path / "out"), shard_format="parquet", min_class_records=1)
+        build(source=table, destination=str(tmp_path / "out"), format="parquet", min_class_records=1)
     assert not (tmp_path / "out").exists()
 
 
