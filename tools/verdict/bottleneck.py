@@ -94,6 +94,10 @@ class StageProfile:
         wait_seconds: seconds of waiting for other stages; in ``fetch`` for the store, as a part of `busy_seconds`; in
             ``deliver``, until the next chunk was asked for.
         share: busy seconds / seconds of the whole measurement.
+
+    >>> counted = StageStats(items=4, busy_seconds=0.5, cpu_seconds=0.125)
+    >>> StageProfile.of("verify", counted, 2.0, from_disk=False).work_seconds
+    0.125
     """
 
     name: str
@@ -119,10 +123,6 @@ class StageProfile:
             seconds: seconds of the measurement.
             from_disk: whether mapped files came from the disk, which any stage that reads them waits for.
             store: what a remote store gives alone.
-
-        >>> counted = StageStats(items=4, busy_seconds=0.5, cpu_seconds=0.125)
-        >>> StageProfile.of("verify", counted, 2.0, from_disk=False).work_seconds
-        0.125
         """
         work, share = stats.busy_seconds, stats.busy_seconds / seconds
         if not from_disk and name != "fill":
