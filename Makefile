@@ -44,7 +44,7 @@ test: export PYTHONDONTWRITEBYTECODE :=
 test: setup ## all that a contributor must pass: lint and the tests, side by side
 	@mkdir -p build
 	@$(MAKE) --no-print-directory lint >build/lint.log 2>&1 & lint=$$!; \
-	$(BIN)/python -m tests.servers.install && $(BIN)/pytest -n 4 --dist loadfile --no-loadscope-reorder --timeout 900 \
+	$(BIN)/python -m tests.servers.install && $(BIN)/pytest -n 5 --dist loadfile --no-loadscope-reorder --timeout 900 \
 		--junitxml build/junit.xml $(PYTEST_ARGS); tests=$$?; \
 	wait $$lint; lint=$$?; [ $$lint -eq 0 ] || tail -n 40 build/lint.log; exit $$((tests ? tests : lint))
 

@@ -245,12 +245,17 @@ class Lease:
     def release(self, *, keep: bool) -> RingfeedError | None:
         """Release the lease; return the error if that fails.
 
+        The drafts of lease files go, too, whose writers were killed before they held the lease.
+
         Args:
             keep: whether to keep the lease file, marked as released, for a build to resume; else it is removed.
         """
         self._stop.set()
         if self._thread.ident is not None:
             self._thread.join()
+        if self._storage.local_path is not None:
+            with suppress(OSError):  # they do no harm
+                remove_dead_drafts(str(self._storage.local_path), partial(is_lease_file, lease=self._name))
         try:
             if keep:
                 self._storage.run("write", self._name, lambda: self._write(released=True))
@@ -355,9 +360,6 @@ def hold_lease(
                 storage.remove_folders(absent)
             raise
         with Lease(storage, _following(me, previous), previous, name) as lease:
-            if storage.local_path is not None:
-                with suppress(OSError):  # the holder's own errors say more
-                    remove_dead_drafts(str(storage.local_path), partial(is_lease_file, lease=name))
             if previous is not None:
                 _remove_takeovers(storage, lease, name)
             yield lease

@@ -58,7 +58,7 @@ def test_too_few_fetches_are_named_and_the_knob_brings_what_it_says(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ringfeed.tools.measure.other_load.LoadClock.disturbed", lambda _: 0.0)  # other tests
-    with store(folder, latency_seconds=0.05) as url:
+    with store(folder, latency_seconds=0.1) as url:
         result = profile(url, batch_size=50, fetch_threads=1, seconds=6.0, try_knob=True)
     assert result.slowest_stage == "fetch"
     assert "too few fetches run at once" in result.loader_advice
