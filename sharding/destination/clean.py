@@ -69,6 +69,8 @@ def clean(destination: StorageLike, *, spill: str | os.PathLike[str] | None = No
         check_not_held(destination, read_holder(destination))
     files = destination.list()
     debris, _ = _debris(destination, files)
+    if not dry_run and not files:  # a clean may have been killed after it gave its lease up
+        remove_empty_folders(destination, [""])
     if dry_run or not (debris or _spilled(roots, dry_run=True)):
         spilled = _spilled(roots, dry_run=True)
         uploads = abort_uploads(destination, dry_run=True) if _was_built_in(files) else []

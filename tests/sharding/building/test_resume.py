@@ -216,6 +216,9 @@ def test_clean_removes_a_build_killed_just_before_its_commit(
         (out / "_building.json").write_bytes(re.sub(rb'"pid": ', b'"pid": 9', (out / "_building.json").read_bytes()))
     assert clean(str(out)) == foreseen
     assert not out.exists()
+    out.mkdir()  # as a clean leaves it that is killed after it gave its lease up
+    assert clean(str(out)) == []
+    assert not out.exists()
 
 
 @pytest.mark.parametrize("mark", ["_building.json", "_building.takeover-1.json"])
