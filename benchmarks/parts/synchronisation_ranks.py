@@ -131,8 +131,7 @@ def build(ring: Ring, options: dict[str, Any], data: tuple[Any, Any], seed: int,
 def train(training: Training, test: tuple[Any, Any]) -> dict[str, Any]:
     """Train to the end; return the accuracy, and bytes and milliseconds per step.
 
-    Bytes and times are those of the second half of the steps. The time of the CPU is that of all threads of this rank,
-    Horovod's among them.
+    Bytes and times cover the second half of the steps. CPU time counts all threads of this rank, Horovod's among them.
     """
     wire, ring, seconds, half = training.wire, training.ring, [], training.steps // 2
     for taken in training.seconds_by_step():

@@ -112,7 +112,7 @@ def _from_the_start(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _write_images(folder: Path) -> tuple[Any, Any]:
-    """Write random images as those of Fashion-MNIST; return pixels, float32 in [0, 1], and classes for training."""
+    """Write random images as files of Fashion-MNIST; return the training pixels, float32 in [0, 1], and classes."""
     random = np.random.default_rng(0)
     for part, count in (("t10k", BATCH), ("train", STEPS * BATCH)):
         pixels, classes = (random.integers(0, high, (count, width)) for high, width in ((256, 784), (10, 1)))

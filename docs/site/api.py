@@ -1,4 +1,4 @@
-"""The Python reference: a page for each package and for each class, from the docstrings of what is exported."""
+"""Writes the Python reference from the docstrings of public names: a page for each package, and one for each class."""
 
 import ast
 import re

@@ -1,4 +1,4 @@
-"""Whether this process is that of a command, which may then do what a library must not.
+"""Tells whether this process runs a command of ringfeed: a command may do what a library must not.
 
 Tested in tests/pipeline/deliver/test_quiet_tensorflow.py.
 """

@@ -1,8 +1,8 @@
 """Declares tensors and times in Parquet shards, so that other programs see them; the rest of ringfeed does not.
 
 A tensor of two or more dimensions gets the Arrow type ``arrow.fixed_shape_tensor``. One of a single dimension is a list
-of fixed size, which every program knows. A time, everywhere else an integer, gets its own type, or the nearest one of
-Parquet: seconds become milliseconds. All casts except those of seconds share the memory of the values.
+of fixed size, which every program knows. A time, everywhere else an integer, gets its own type. Parquet has no seconds,
+so they become milliseconds, which takes a copy; all other casts share the memory of the values.
 Tested in tests/sharding/formats/test_parquet_types.py and tests/sharding/dataset/test_own_folder.py.
 """
 
@@ -123,7 +123,7 @@ def plain_columns(rows: Rows) -> Rows:
 
 
 def plain_types(schema: pa.Schema) -> pa.Schema:
-    """Return a schema in which tensors are lists of fixed size, and times integers; the same one if there are none."""
+    """Return the schema with lists in place of tensors, and integers in place of times; itself if it has neither."""
     plain = [field.with_type(_plain_type(field)) for field in schema]
     return pa.schema(plain, metadata=schema.metadata) if schema.types != [field.type for field in plain] else schema
 

@@ -69,7 +69,7 @@ def open_encoder(
             TFRecord file do not depend on the blocks.
         compression: one of the format's `COMPRESSIONS`.
         layout: layout of fixed-layout TFRecord datasets, else None.
-        stored: Arrow schema of Parquet shards; None for that of the newest version.
+        stored: Arrow schema of Parquet shards; None: the schema that the newest format version has.
     """
     if shard_format == "parquet":
         return _ParquetEncoder(sink, stored_schema(schema) if stored is None else stored, compression)

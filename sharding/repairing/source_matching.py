@@ -1,10 +1,10 @@
 """Matches sources to the generations of a dataset, and plans the rebuilds of those that lost shards.
 
-Generations are planned in the order in which they were written. Where groups stay together or duplicates are dropped, a
-generation depends on the records before it: the shards on which later ones depend are rebuilt during planning, and
-proven by the shard table if there is one. A source that yields other shards is not the original. Carrying out the plan
-rebuilds them once more. Without the table, all shards of the generations that lost some are rebuilt, and the table with
-them.
+Generations are planned from the oldest to the newest. Where groups stay together or duplicates are dropped, a
+generation depends on the records before it. So planning rebuilds the shards that later generations need, and checks
+them by the shard table, if there is one: a source that yields other shards is not the original. Carrying out the plan
+rebuilds these shards once more. Without the table, every shard of a generation that lost some is rebuilt, and then the
+table.
 Tested in tests/sharding/repairing/test_rebuild_generations.py.
 """
 

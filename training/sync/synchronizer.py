@@ -131,7 +131,7 @@ class Synchronizer:
             sent: this rank's gradients and scalars.
             step: the step's number, int64 scalar, the same on all ranks.
         """
-        raise NotImplementedError(f"{type(self).__name__}.reduce")
+        raise NotImplementedError(f"{type(self).__name__}.reduce")  # the one method without a default
 
     def after_step(self, step: int) -> None:
         """Do what is due after a step, outside `tf.function`; `step` counts from 1."""
