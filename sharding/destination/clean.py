@@ -43,6 +43,8 @@ from .spill import remove_spill, scratch_root, spill_lease_entry, spill_root, sp
 def clean(destination: StorageLike, *, spill: str | os.PathLike[str] | None = None, dry_run: bool = False) -> list[str]:
     """Remove what killed builds and exports left at a destination, and their spill files; datasets stay whole.
 
+    A folder without files that is left then goes, too.
+
     Args:
         destination: folder with or without a dataset.
         spill: their spill folder; None for the one that the last lease file names.

@@ -339,7 +339,7 @@ def _clean(args: argparse.Namespace) -> int:
     print_text(
         f"{counted(len(removed), 'file', verb)} removed"
         if removed
-        else f"there is nothing to remove at {public_url(args.url)}"
+        else f"there are no files to remove at {public_url(args.url)}"
     )
     return _OK
 
