@@ -19,6 +19,8 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from ringfeed.pipeline import ImageTransform, Loader, Ragged, RandomCrop
 from ringfeed.pipeline.torch import TorchDataset
 from ringfeed.sharding import BuildOptions, ConfigError, build
+from ringfeed.tools.measure.step_trace import trace_step
+from ringfeed.tools.measure.workloads import function_workload
 from tests.helpers.numbered_records import make_table
 from tests.helpers.pictures import write_pictures
 
@@ -183,3 +185,17 @@ def test_images_are_decoded_where_the_batch_is_made(tmp_path: Path, workers: int
     assert [batch["image"].shape for batch in batches] == [(12, 8, 10, 3)] * 2
     assert all(map(np.array_equal, [batch["image"].numpy() for batch in batches], expected))
     assert "tensorflow" not in sys.modules
+
+
+def test_the_longest_operation_of_a_step_is_named(url: str) -> None:
+    weights = torch.ones(700, 700)
+
+    def step(batch: dict[str, Any]) -> torch.Tensor:
+        rows = torch.from_numpy(batch["id"].numpy()).float()[:, None].tile(8, 700)
+        return (torch.relu(rows) @ weights).sum()
+
+    found, spans = trace_step(function_workload(loader(url), step, None))
+    assert (found.profiler, found.kind) == ("PyTorch", "host")
+    assert sum(span.kind == "step" for span in spans) == 5
+    assert (found.longest[0].name, found.longest[0].calls) == ("aten::mm", 1)  # in `aten::matmul`, which calls it
+    assert 0.3 < found.longest[0].share < 1 - found.gaps.share

@@ -121,7 +121,7 @@ def try_training(
     if workload.transform is not None:
         report(f"the loader with {workload.transform_name}")
         fast = consume(batches, lambda _: None, batch_size, seconds * _SHARES["input"])
-    call, kept = _guarded(workload), KeptBatches()
+    call, kept = guarded_step(workload), KeptBatches()
     report("training")
     with LockWatch() as lock:
         together = consume(batches, call, batch_size, seconds * _SHARES["together"], kept)
@@ -139,7 +139,7 @@ def try_training(
     )
 
 
-def _guarded(workload: Workload) -> Callable[[Any], None]:
+def guarded_step(workload: Workload) -> Callable[[Any], None]:
     """The step, whose errors are one line."""
 
     def call(batch: Any) -> None:

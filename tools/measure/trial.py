@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import resource
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -79,10 +80,10 @@ def time_calls(
     while len(times) <= least or times[-1] < end:
         call()
         if synchronize:
-            _synchronize()
+            synchronize_devices()
         times.append(time.perf_counter())
         cpus.append(cpu_seconds())
-    _synchronize()
+    synchronize_devices()
     times[-1] = time.perf_counter()
     return np.diff(times).tolist(), np.diff(cpus).tolist()
 
@@ -91,7 +92,7 @@ def repeat(call: Callable[[], Any], batch_size: int, seconds: float) -> Trial:
     """Call a function of one batch again and again; its first calls, which compile, are not counted."""
     for _ in range(_COMPILING):
         call()
-    _synchronize()
+    synchronize_devices()
     walls, cpus = time_calls(call, seconds, synchronize=False)
     return _trial(walls, cpus, batch_size)
 
@@ -152,7 +153,7 @@ def consume(
     for done in range(_PREFETCHED + 1):
         if done < _COMPILING or time.perf_counter() - begun < seconds / 4:
             step(next(batches)[2])
-    _synchronize()
+    synchronize_devices()
     cpu = cpu_seconds()
     begun = start = now = time.perf_counter()
     times, gaps, waited, ignored = [start], [], 0.0, 0.0
@@ -167,7 +168,7 @@ def consume(
             waited += wait
             gaps.append((epoch, number, wait))
         step(batch)
-        _synchronize()
+        synchronize_devices()
         now = time.perf_counter()
         times.append(now - ignored)
         if kept is not None:
@@ -216,9 +217,12 @@ def _batch_bytes(batch: Any) -> int:
     return sum(int(getattr(leaf, "nbytes", 0) or np.size(leaf) * _STRING_BYTES) for leaf in leaves)
 
 
-def _synchronize() -> None:
+def synchronize_devices() -> None:
     """Wait for what devices compute; they run behind the program."""
     import tensorflow as tf
 
     if any(device.device_type != "CPU" for device in tf.config.list_logical_devices()):
         tf.test.experimental.sync_devices()
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available():
+        torch.cuda.synchronize()

@@ -37,7 +37,8 @@ examples:
   ringfeed profile s3://bucket/flights --split train --batch-size 4096 --balance uniform --json
   ringfeed profile data/flights --step model:train_step --transform model:prepare   # would training wait for input?
   ringfeed profile s3://bucket/flights --try              # reads again with the option that it suggests
-  ringfeed profile --config train.yaml --set data.batch_size=4096                   # the same of a configured run
+  ringfeed profile --config train.yaml --set data.batch_size=4096                   # the same of a configured run,
+  ringfeed profile --config train.yaml --trace step.json  # and the longest operations of its step
   ringfeed profile runs/1/records                         # a run of ringfeed train, by what output.records wrote
   ringfeed profile runs/1/records --watch                 # the same while it is under way
   ringfeed profile data/flights --fill tail=unknown --rank 0 --world-size 8
@@ -74,7 +75,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--watch", action="store_true", dest="follow",
         help="of a run's records: show the last 30 s of the run each second, until it ends, and then all of it",
     )  # fmt: skip
-    add("--trace", metavar="FILE.json", help="of a run's records: also write a trace for https://ui.perfetto.dev")
+    add(
+        "--trace", metavar="FILE.json",
+        help="also write a trace for https://ui.perfetto.dev: of a run's records, or of a few steps, whose "
+        "longest operations are then shown",
+    )  # fmt: skip
     add_shared(parser, "--html", "--json")
     add_verbosity(parser)
     _add_loader_arguments(parser.add_argument_group("loader"))
@@ -116,8 +121,11 @@ def run(args: argparse.Namespace) -> int:
     if args.url is not None and (args.follow or holds_records(args.url)):
         _refuse_others(args, {"url", "follow", "trace", "html", "json", "quiet", "verbose"}, "a run's records")
         return run_on_records(args)
-    if args.follow or args.trace:
-        raise ConfigError("--watch and --trace are for a run's records: name their folder (output.records)")
+    if args.follow or (args.trace and not (args.step or args.config)):
+        raise ConfigError(
+            "--watch and --trace are for a run's records: name their folder (output.records); --trace is for a step, "
+            "too: give --step or --config"
+        )
     if args.html is not None:
         from ringfeed.tools.report.pages import write_page  # now, for an error if matplotlib is not installed
 
@@ -136,14 +144,15 @@ def _shows_progress(args: argparse.Namespace) -> bool:
 
 def _profile_config(args: argparse.Namespace) -> Profile:
     """Profile a configured run, whose configuration has all other options."""
-    taken = {"config", "overrides", "seconds", "try_knob", "html", "json", "quiet", "verbose"}
+    taken = {"config", "overrides", "seconds", "try_knob", "trace", "html", "json", "quiet", "verbose"}
     _refuse_others(args, taken, "--config, whose file has all options; use --set KEY=VALUE to override")
     with quiet_tensorflow():
         import tensorflow  # noqa: F401
 
         return profile_run(
-            args.config, args.overrides, seconds=args.seconds, try_knob=args.try_knob, progress=_shows_progress(args)
-        )
+            args.config, args.overrides, seconds=args.seconds, try_knob=args.try_knob, trace=args.trace,
+            progress=_shows_progress(args),
+        )  # fmt: skip
 
 
 def _refuse_others(args: argparse.Namespace, taken: set[str], what: str) -> None:

@@ -17,6 +17,7 @@ from ringfeed.sharding.dataset.dataset import open_dataset
 from ringfeed.sharding.errors import ConfigError
 from ringfeed.tools.measure.workloads import configured_workload, function_workload
 from ringfeed.tools.report.profile_result import Profile
+from ringfeed.training.run.state.outputs import check_writable
 
 from .procedure import Request, investigate
 
@@ -47,6 +48,7 @@ def profile(
     transform: Callable[[Any], Any] | None = None,
     seconds: float = 30.0,
     try_knob: bool = False,
+    trace: str | None = None,
     progress: bool = False,
 ) -> Profile:
     """Read an epoch, or a number of steps, as fast as the loader delivers, and measure its stages.
@@ -65,6 +67,7 @@ def profile(
         transform: function of a batch for `tf.data`'s ``map``, between loader and step; its time counts as input's.
         seconds: time for all measurements, in seconds; what compiles, or is opened, comes on top.
         try_knob: whether to read again with the options that the knob names, and measure what they bring.
+        trace: where to write a trace of a few steps, for https://ui.perfetto.dev; the result then has `inside`.
         progress: whether to show a progress bar on standard error.
 
     Raises:
@@ -75,14 +78,16 @@ def profile(
     (5, 320)
     """
     _check_arguments(url, split, batch_size, steps, cache, cache_bytes)
-    _check_training(step, transform, seconds)
+    _check_training(step, transform, seconds, trace)
     loader = Loader(
         url, split=split, batch_size=batch_size, balance=balance, seed=seed, fill=fill, rank=rank,
         world_size=world_size, columns=columns, where=where, streams=streams, window_shards=window_shards,
         fetch_threads=fetch_threads, prefetch_bytes=prefetch_bytes, cache=open_cache(cache, cache_bytes),
     )  # fmt: skip
     workload = None if step is None else function_workload(loader, step, transform)
-    request = Request(seconds=seconds, steps=steps, try_knob=try_knob, progress=progress, cache_bytes=cache_bytes)
+    request = Request(
+        seconds=seconds, steps=steps, try_knob=try_knob, trace=trace, progress=progress, cache_bytes=cache_bytes
+    )
     return investigate(loader, workload, url, request)
 
 
@@ -92,6 +97,7 @@ def profile_run(
     *,
     seconds: float = 30.0,
     try_knob: bool = False,
+    trace: str | None = None,
     progress: bool = False,
 ) -> Profile:
     """Profile a run of `ringfeed train` on one rank: its loader, its preprocessing, its step, and all together.
@@ -101,16 +107,16 @@ def profile_run(
     Args:
         config: path of the run's configuration.
         overrides: ``KEY=VALUE`` of keys to override.
-        seconds, try_knob, progress: see `profile`.
+        seconds, try_knob, trace, progress: see `profile`.
 
     Raises:
         RingfeedError: the configuration is wrong, or the dataset cannot be read.
 
     >>> profile_run("flights.yaml", seconds=10.0).training  # doctest: +SKIP
     """
-    _check_training(None, None, seconds)
+    _check_training("", None, seconds, trace)
     workload = configured_workload(config, overrides)
-    request = Request(seconds=seconds, steps=None, try_knob=try_knob, progress=progress, cache_bytes=None)
+    request = Request(seconds=seconds, steps=None, try_knob=try_knob, trace=trace, progress=progress, cache_bytes=None)
     return investigate(workload.loader, workload, workload.loader.arguments["url"].locate(), request)
 
 
@@ -133,8 +139,12 @@ def _check_arguments(
         raise ConfigError(f"cache_bytes limits a cache that is given by name, got {cache_bytes} with cache={cache!r}")
 
 
-def _check_training(step: object, transform: object, seconds: float) -> None:
+def _check_training(step: object, transform: object, seconds: float, trace: str | None) -> None:
     if transform is not None and step is None:
         raise ConfigError("transform is measured with a step; give step, too")
     if not 0 < seconds < math.inf:
         raise ConfigError(f"seconds must be positive, got {seconds!r}")
+    if trace is not None:
+        if step is None:
+            raise ConfigError("a trace is of a step: name one by --step or --config, or the folder of a run's records")
+        check_writable(trace)

@@ -24,11 +24,13 @@ from ringfeed.tools.measure.loader_trial import LoaderTrial, try_loader
 from ringfeed.tools.measure.other_load import LoadClock
 from ringfeed.tools.measure.part_trials import expect_warm, try_hand_over, try_opening, try_warm
 from ringfeed.tools.measure.slow_records import SlowRecords, find_slow_records
+from ringfeed.tools.measure.step_trace import trace_step
 from ringfeed.tools.measure.store_trial import StoreTrial, try_store_of
 from ringfeed.tools.measure.training_trials import TrainingTrials, Workload, try_training
 from ringfeed.tools.predict.gains import ExpectedGain, MeasuredEpoch
 from ringfeed.tools.predict.settings import LoaderFacts, LoaderTrials
 from ringfeed.tools.report.profile_result import Profile, TriedKnob
+from ringfeed.tools.report.trace import write_step_trace
 from ringfeed.tools.verdict.bottleneck import Knob, StageProfile, name_bottleneck, name_knob
 from ringfeed.tools.verdict.conclusion import Measured, conclude
 
@@ -45,6 +47,7 @@ class Request:
     seconds: float
     steps: int | None
     try_knob: bool
+    trace: str | None
     progress: bool
     cache_bytes: int | None
 
@@ -91,6 +94,11 @@ def investigate(loader: Loader, workload: Workload | None, url: str, request: Re
         )
     )  # fmt: skip
     tried = _try_knob(loader, workload, verdict.knob, budget, request)
+    inside = None
+    if request.trace is not None and workload is not None:
+        request.report("the step from inside")
+        inside, spans = trace_step(workload)
+        write_step_trace(spans, request.trace)
     options = loader.arguments
     return Profile(
         url=public_url(url), **{name: options[name] for name in _NAMED_OPTIONS},
@@ -100,7 +108,7 @@ def investigate(loader: Loader, workload: Workload | None, url: str, request: Re
         bytes_per_second=trial.decoded_bytes / trial.seconds, stored_bytes=facts.record_bytes,
         stages=stages, slowest_stage=stage, loader_advice=knob.text, options=_other_options(loader, request),
         verdict=verdict, parts=parts, training=None if training is None else training.without_gaps(), slow=slow,
-        tried=tried, queue_depths=trial.depths, other_load=clock.other_load(),
+        tried=tried, inside=inside, queue_depths=trial.depths, other_load=clock.other_load(),
         own_share=trial.own_seconds / reading_seconds, loader_rate=figures.loader,
     )  # fmt: skip
 

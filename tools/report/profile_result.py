@@ -14,6 +14,7 @@ from ringfeed.tools.charts.shown import Shown, Table
 from ringfeed.tools.console import human_bytes, human_seconds
 from ringfeed.tools.measure.estimates import Estimate, around, exactly
 from ringfeed.tools.measure.slow_records import SlowRecords
+from ringfeed.tools.measure.step_trace import StepInside
 from ringfeed.tools.measure.training_trials import TrainingTrials
 from ringfeed.tools.predict.gains import ExpectedGain
 from ringfeed.tools.predict.settings import LoaderTrials
@@ -63,6 +64,7 @@ class Profile(Shown):
         training: what was measured of a step and its input; None without a step.
         slow: records that hold up all others, if there are any.
         tried: what the verdict's knob brought, if it was tried.
+        inside: the step from inside, if a trace was asked for.
         queue_depths: seconds since the epoch was requested, and the shards that were being fetched or waited to be.
         other_load: share of the cores that other programs took meanwhile, in [0, 1].
         own_share: share of the loader's time that measuring it took.
@@ -97,6 +99,7 @@ class Profile(Shown):
     training: TrainingTrials | None = None
     slow: SlowRecords | None = None
     tried: TriedKnob | None = None
+    inside: StepInside | None = None
     queue_depths: tuple[tuple[float, int], ...] = ()
     other_load: float = 0.0
     own_share: float = 0.0
@@ -198,7 +201,19 @@ class Profile(Shown):
             ]  # fmt: skip
             if sizes:
                 tables.append((("size of a read", "takes", "one at a time", f"{store.best_threads} at once"), sizes))
+        if self.inside is not None:
+            tables.append(self._operation_table(self.inside))
         return tables
+
+    @staticmethod
+    def _operation_table(inside: StepInside) -> Table:
+        entries = [*inside.longest, inside.copies, inside.gaps]
+        rows = [
+            [_shortened(each.name), f"{each.calls:,.3g}", f"{each.seconds * 1000:,.3f}", f"{each.share:.0%}"]
+            for each in entries
+        ]
+        header = (f"in a step ({inside.profiler}'s profiler, {inside.kind})", "times", "ms", "of the step")
+        return header, rows
 
     def _part_rows(self) -> list[list[str]]:
         sample_bytes = self.bytes_per_second / max(self.samples_per_second, 1e-9)
@@ -215,6 +230,12 @@ class Profile(Shown):
             lines.append("stages whose work explains the loader's waits: none")
         if self.training is None:
             lines.append("whether training would wait for this input: profile it with --step or --config")
+        if self.inside is not None and self.inside.longest:
+            first, gaps = self.inside.longest[0], self.inside.gaps
+            name = _shortened(first.name)
+            lines.append(
+                f"the step's longest operation: {name}, {first.share:.0%}; none runs for {gaps.share:.0%} of it"
+            )
         verdict = self.verdict
         evidence = ", ".join(map(str, verdict.evidence))
         shown = f" ({evidence})" if evidence else ""
@@ -238,6 +259,11 @@ class Profile(Shown):
         if verdict.gain is None:
             return f"; without it {following}: to know the gain, measure for longer (--seconds)"
         return f"; without it an epoch is {verdict.gain} as fast, then {following}"
+
+
+def _shortened(name: str) -> str:
+    """A name of at most 60 characters: those of kernels on a GPU have hundreds."""
+    return name if len(name) <= 60 else f"{name[:37]}...{name[-20:]}"
 
 
 def describe_knob(knob: ExpectedGain) -> str:

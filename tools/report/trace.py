@@ -1,4 +1,4 @@
-"""A run as a trace that Perfetto (https://ui.perfetto.dev) and Chrome open: a process for each rank.
+"""Traces that Perfetto (https://ui.perfetto.dev) and Chrome open: of a run, with a process for each rank, or of a step.
 
 The format is Chrome's Trace Event Format: complete events (``X``) with times in microseconds, which nest by time,
 counters (``C``), and metadata events (``M``) that name processes and threads.
@@ -7,13 +7,14 @@ counters (``C``), and metadata events (``M``) that name processes and threads.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from ringfeed.tools.measure.run_records import RunRecords
+from ringfeed.tools.measure.step_trace import Span
 from ringfeed.training.run.state.outputs import write_file
 
 _GAP_SECONDS = 0.001  # between two looks at a stage that worked in both
@@ -27,8 +28,27 @@ def write_trace(records: RunRecords, url: str) -> None:
     Raises:
         StorageError: it cannot be written.
     """
-    document = {"displayTimeUnit": "ms", "traceEvents": list(trace_events(records))}
+    _write(list(trace_events(records)), url)
+
+
+def _write(events: Sequence[dict[str, Any]], url: str) -> None:
+    document = {"displayTimeUnit": "ms", "traceEvents": events}
     write_file(url, json.dumps(document, separators=(",", ":")).encode())
+
+
+def write_step_trace(spans: Sequence[Span], url: str) -> None:
+    """Write a recording of a few steps to a path or URL, with a thread for each thread or stream.
+
+    Raises:
+        StorageError: it cannot be written.
+    """
+    places = {place: number for number, place in enumerate(sorted({span.place for span in spans}))}
+    origin = min(span.begin for span in spans)
+    events = [_named("thread_name", 0, number, place) for place, number in places.items()]
+    events += [
+        _slice(span.name, 0, places[span.place], span.begin - origin, span.end - span.begin, {}) for span in spans
+    ]
+    _write(events, url)
 
 
 def trace_events(records: RunRecords) -> Iterator[dict[str, Any]]:

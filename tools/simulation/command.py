@@ -36,7 +36,7 @@ examples:
   ringfeed simulate s3://bucket/flights --ranks 1,2,4,8,64 --ranks-per-host 8 --local-batch 256
   ringfeed simulate s3://bucket/flights --step model:train_step --streams 4 --prefetch 256MiB
   ringfeed simulate data/flights --latency 30ms --bandwidth 1GB          # as if it were on such a store
-  ringfeed simulate data/flights --step-seconds 0.09..0.1 --records 100000000 --shard-size 64MiB
+  ringfeed simulate data/flights --step-seconds 0.09..0.1 --records 10000000 --shard-size 64MiB
   ringfeed simulate s3://bucket/flights --cache 500GB --epochs 3         # cold, then warm
   ringfeed simulate s3://bucket/flights --save-costs costs.json          # measured once,
   ringfeed simulate s3://bucket/flights --costs costs.json --ranks 1024  # simulated as often as you like

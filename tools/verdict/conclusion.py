@@ -132,7 +132,8 @@ def _advice(verdict: Verdict, measured: Measured, weak: list[ExpectedGain]) -> s
         "cores": "input and step are each fast enough alone, but share the cores: give each rank more of them",
         "framework_overhead": "input and step are each fast enough alone, but wait for Python's lock: write the "
         "transform and the step in TensorFlow operations (no py_function), under tf.function",
-        "step": "a faster model or more ranks; faster input gains nothing",
+        "step": "a faster model (--trace FILE.json shows its longest operations) or more ranks; faster input gains "
+        "nothing",
         "none": "input and step are about as fast: only both together can become faster",
     }.get(name, measured.knob.text)
     if text == measured.knob.text and any(each.options == measured.knob.options for each in weak):

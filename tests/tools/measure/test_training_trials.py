@@ -4,6 +4,7 @@ import html
 import json
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -56,8 +57,8 @@ def slow_transform(batch: dict[str, Any]) -> dict[str, Any]:
     return batch | {"x": tf.ensure_shape(tf.py_function(slow, [batch["x"]], tf.float64), [BATCH])}
 
 
-def test_a_slow_step_is_no_fault_of_the_input(dataset: str) -> None:
-    result = profile(dataset, batch_size=BATCH, step=step_of(0.1), seconds=4.0)
+def test_a_slow_step_is_no_fault_of_the_input(dataset: str, tmp_path: Path) -> None:
+    result = profile(dataset, batch_size=BATCH, step=step_of(0.1), seconds=4.0, trace=str(tmp_path / "step.json"))
     assert result.training is not None
     assert result.verdict.bottleneck in ("step", "cores")  # which other tests share
     assert result.training.step.samples_per_second <= BATCH / 0.1
@@ -65,6 +66,15 @@ def test_a_slow_step_is_no_fault_of_the_input(dataset: str) -> None:
     assert str(result).startswith(result.verdict.headline)
     assert str(result).splitlines()[-1].startswith(f"bottleneck: {result.verdict.bottleneck} (")
     assert f"<p>{html.escape(result.verdict.headline)}</p>" in result._repr_html_()
+    assert result.inside is not None  # seen from inside, it sleeps
+    assert result.inside.longest == ()
+    assert 0.1 < result.inside.gaps.seconds == result.inside.seconds
+    shown = f"{result.inside.gaps.seconds * 1000:,.3f}"
+    assert f" {shown} 100%" in " ".join(str(result).split())
+    assert f"<td>{shown}</td><td>100%</td>" in result.html().replace("\n", "")
+    assert asdict(result)["inside"]["gaps"]["share"] == 1.0
+    events = json.loads((tmp_path / "step.json").read_text())["traceEvents"]
+    assert [event["name"] for event in events if event["ph"] == "X"] == ["ringfeed step"] * 5
 
 
 def test_a_slow_transform_is_named(dataset: str) -> None:

@@ -70,6 +70,7 @@ def test_records_of_other_hosts_that_are_missing_are_named(slow_run: str, capsys
         (["RUN", "--set", "epochs=1"], "--set is not for a run's records"),
         (["RUN", "--batch-size", "8"], "--batch-size is not for a run's records"),
         (["/absent", "--trace", "t.json"], "--watch and --trace are for a run's records: name their folder"),
+        (["/absent", "--trace", "t.json", "--transform", "m:f"], "--watch and --trace are for a run's records"),
         (["--config", "x.yaml", "--watch"], "--watch and --trace are for a run's records"),
         (["--config", "x.yaml", "--rank", "1"], "--rank is not for --config, whose file has all options"),
     ],
