@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, settings
 
 from tests.helpers.collector import pytest_collection_finish as pytest_collection_finish
 from tests.helpers.commands import Cli, forget_logging, run_here
+from tests.helpers.forked_workers import pytest_xdist_setupnodes as pytest_xdist_setupnodes
 from tests.helpers.lean import lean_environment
 from tests.helpers.longest import LONGEST
 from tests.helpers.without_kernels import without_kernels

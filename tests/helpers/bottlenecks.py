@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import threading
 import time
@@ -163,17 +164,20 @@ def python_step(seconds: float) -> Callable[[Any], None]:
 
 def computing_step(size: int, times: int) -> Callable[[Any], None]:
     """A step of matrix products in TensorFlow, which take all cores."""
-    matrix = tf.random.stateless_normal([size, size], [0, 0])
+
+    @functools.cache
+    def matrix() -> tf.Tensor:
+        return tf.random.stateless_normal([size, size], [0, 0])
 
     @tf.function
-    def compute() -> tf.Tensor:
+    def compute(matrix: tf.Tensor) -> tf.Tensor:
         product = matrix
         for _ in range(times):
             product = tf.linalg.matmul(product, matrix) / size
         return tf.reduce_sum(product)
 
     def step(batch: Any) -> None:
-        float(compute())
+        float(compute(matrix()))
 
     return step
 

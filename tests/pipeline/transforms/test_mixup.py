@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -131,14 +131,23 @@ def test_masks_are_boxes_of_at_most_their_share(
     [
         ({"image": None}, "the element has no feature 'image'"),
         ({"sample_key": None}, "make the Loader with sample_keys=True"),
-        ({"image": tf.zeros([12, 6, 8, 1], tf.uint8)}, "'image' is uint8, and only floats can be mixed"),
-        ({"sample_weight": tf.ones(12)}, "batches with padded samples cannot be mixed: .* that divides batch_size"),
-        ({"image": tf.ragged.constant([[1.0], []] * 6)}, "'image' is of variable length and cannot be mixed; pad it"),
+        ({"image": lambda: tf.zeros([12, 6, 8, 1], tf.uint8)}, "'image' is uint8, and only floats can be mixed"),
+        (
+            {"sample_weight": lambda: tf.ones(12)},
+            "batches with padded samples cannot be mixed: .* that divides batch_size",
+        ),
+        (
+            {"image": lambda: tf.ragged.constant([[1.0], []] * 6)},
+            "'image' is of variable length and cannot be mixed; pad it",
+        ),
         ({}, "group=8 does not divide the 12 samples"),
     ],
 )
-def test_features_that_cannot_be_mixed_are_refused(element: Batch, message: str) -> None:
-    batch = {name: value for name, value in {**batch_of(12), **element}.items() if value is not None}
+def test_features_that_cannot_be_mixed_are_refused(
+    element: Mapping[str, Callable[[], Any] | None], message: str
+) -> None:
+    batch = {name: value for name, value in batch_of(12).items() if name not in element}
+    batch |= {name: make() for name, make in element.items() if make is not None}
     for transform in mixes():
         with pytest.raises(ConfigError, match=message):
             transform(batch)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -37,20 +38,19 @@ def test_a_saved_model_has_the_plain_optimizer(tmp_path: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "options", "message"),
+    ("make", "message"),
     [
-        (keras.optimizers.SGD(), {}, r"would train apart: compile the model with distribute\(optimizer, ring\)"),
+        (keras.optimizers.SGD, r"would train apart: compile the model with distribute\(optimizer, ring\)"),
         (
-            keras.optimizers.LossScaleOptimizer(distribute(keras.optimizers.SGD(), RING)),
-            {},
+            lambda: keras.optimizers.LossScaleOptimizer(distribute(keras.optimizers.SGD(), RING)),
             r"compile the model with distribute\(keras.optimizers.LossScaleOptimizer\(optimizer\), ring\)",
         ),
-        (distribute(keras.optimizers.SGD(), SoloRing()), {}, "would train apart"),
+        (lambda: distribute(keras.optimizers.SGD(), SoloRing()), "would train apart"),
     ],
 )
-def test_a_model_that_would_train_apart_is_refused(optimizer: Any, options: Any, message: str) -> None:
+def test_a_model_that_would_train_apart_is_refused(make: Callable[[], Any], message: str) -> None:
     with pytest.raises(TrainingError, match=message):
-        _model(optimizer, **options).fit(*DATA, callbacks=[Synchronise(RING)], verbose=0)
+        _model(make()).fit(*DATA, callbacks=[Synchronise(RING)], verbose=0)
 
 
 def test_a_model_without_weights_is_refused() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -39,20 +40,22 @@ def manifest(statistics: Mapping[str, FeatureStatistics] = STATISTICS, features:
     return manifest_of(features, statistics, label="late", classes={False: 3, True: 1})
 
 
-ELEMENT = {
-    "delay": tf.constant([12.0, float("nan"), float("inf")]),
-    "when": tf.constant([10**15, 10**15 + 2, 10**15 + 3], tf.int64),
-    "pair": tf.constant([[1.0, 3.0], [1.0, 1.0], [0.0, 1.0]], tf.float64),
-    "hour": tf.constant([5, 23, 24], tf.int32),
-    "carrier": tf.constant(["UA", "AA", "never seen"]),
-    "late": tf.constant([True, False, False]),
-    "class_id": tf.constant([1, 0, 0]),
-}
+@functools.cache
+def element() -> dict[str, Any]:
+    return {
+        "delay": tf.constant([12.0, float("nan"), float("inf")]),
+        "when": tf.constant([10**15, 10**15 + 2, 10**15 + 3], tf.int64),
+        "pair": tf.constant([[1.0, 3.0], [1.0, 1.0], [0.0, 1.0]], tf.float64),
+        "hour": tf.constant([5, 23, 24], tf.int32),
+        "carrier": tf.constant(["UA", "AA", "never seen"]),
+        "late": tf.constant([True, False, False]),
+        "class_id": tf.constant([1, 0, 0]),
+    }
 
 
 def test_standardises_embeds_and_marks_missing_values() -> None:
     plan = plan_tabular(manifest(), DataConfig(url="x", categorical=("hour",)))
-    inputs, class_id, weight = tabular_preprocess(plan)(ELEMENT)
+    inputs, class_id, weight = tabular_preprocess(plan)(element())
     # delay, when, pair (std 0: only centred), then the indicator of delay, the one column with missing values
     expected = [[1.0, -1.0, 0.0, 2.0, 0.0], [0.0, 0.0, 0.0, 0.0, 1.0], [0.0, 0.5, -1.0, 0.0, 1.0]]
     np.testing.assert_array_equal(inputs["numeric"], np.array(expected, np.float32))
@@ -67,7 +70,7 @@ def test_standardises_embeds_and_marks_missing_values() -> None:
 def test_padding_weights_are_passed_on() -> None:
     plan = plan_tabular(manifest(), DataConfig(url="x", include=("delay",)))
     weight = tf.constant([1.0, 0.0, 0.0])
-    assert tabular_preprocess(plan)({**ELEMENT, "sample_weight": weight})[2] is weight
+    assert tabular_preprocess(plan)({**element(), "sample_weight": weight})[2] is weight
 
 
 def test_the_label_is_never_a_feature() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -45,11 +46,13 @@ def _config(task: str, target: str | None = None, **groups: Any) -> Any:
     return parse_config({"task": task, "data": data, **groups}, "test")
 
 
-ELEMENT = {
-    "x": tf.zeros(3), "class_id": tf.constant([0, 2, 1]), "delay": tf.constant([0.0, 100.0, 130.0], tf.float64),
-    "flag": tf.constant([True, False, True]), "tags": tf.ragged.constant([[3, 0], [], [1, 1]], dtype=tf.int32),
-    "flags": tf.constant([[1, 0, 0], [0, 0, 0], [1, 1, 0]], tf.uint8),
-}  # fmt: skip
+@functools.cache
+def element() -> dict[str, Any]:
+    return {
+        "x": tf.zeros(3), "class_id": tf.constant([0, 2, 1]), "delay": tf.constant([0.0, 100.0, 130.0], tf.float64),
+        "flag": tf.constant([True, False, True]), "tags": tf.ragged.constant([[3, 0], [], [1, 1]], dtype=tf.int32),
+        "flags": tf.constant([[1, 0, 0], [0, 0, 0], [1, 1, 0]], tf.uint8),
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -66,7 +69,7 @@ ELEMENT = {
 def test_targets_are_what_the_task_asks_for(task: str, column: str | None, positive: Any, expected: Any) -> None:
     config = _config(task, column, data={"positive": positive}, model={"hidden": [4]})
     built = build_model(_manifest(), config)
-    inputs, truth, weight = built.preprocess(ELEMENT)
+    inputs, truth, weight = built.preprocess(element())
     np.testing.assert_array_equal(truth, expected)
     assert truth.dtype == {"multiclass": tf.int32, "regression": tf.float64}.get(task, tf.float32)
     assert weight.shape == (3,)
@@ -80,9 +83,9 @@ def test_targets_are_what_the_task_asks_for(task: str, column: str | None, posit
 
 
 def test_a_dataset_without_a_label_has_targets() -> None:
-    element = {**ELEMENT, "class_id": tf.zeros(3, tf.int32)}
+    unlabelled = {**element(), "class_id": tf.zeros(3, tf.int32)}
     built = build_model(_manifest(label=None), _config("regression", "delay"))
-    np.testing.assert_array_equal(built.preprocess(element)[1], [0, 100, 130])
+    np.testing.assert_array_equal(built.preprocess(unlabelled)[1], [0, 100, 130])
 
 
 def test_a_regression_predicts_in_the_unit_of_the_target() -> None:

@@ -19,9 +19,9 @@ from ringfeed.training.step.train_step import StepOptions, make_predict_step, ma
 from ringfeed.training.sync.synchronizer import EveryStep
 from tests.helpers.thread_ring import ThreadRing, on_ranks
 
-INPUTS = tf.constant(np.random.default_rng(0).normal(size=(6, 3)).astype(np.float32))
-CLASSES = tf.constant([0, 1, 1, 0, 1, 0])
-WEIGHT = tf.ones(6)
+INPUTS = np.random.default_rng(0).normal(size=(6, 3)).astype(np.float32)
+CLASSES = np.array([0, 1, 1, 0, 1, 0], np.int32)
+WEIGHT = np.ones(6, np.float32)
 
 
 def _network(precision: str = "float32") -> Any:
@@ -152,11 +152,11 @@ def test_learns_in_every_precision(precision: str) -> None:
 def test_weights_and_the_networks_own_losses_count() -> None:
     network = _network()
     half = tf.constant([1.0, 1.0, 1.0, 0.0, 0.0, 0.0])
-    expected = float(batch_loss(network, INPUTS[:3], CLASSES[:3], tf.ones(3))) / 2
-    assert float(batch_loss(network, INPUTS, CLASSES, half)) == pytest.approx(expected, rel=1e-6)
+    expected = float(batch_loss(network, INPUTS[:3], tf.constant(CLASSES[:3]), tf.ones(3))) / 2
+    assert float(batch_loss(network, INPUTS, tf.constant(CLASSES), half)) == pytest.approx(expected, rel=1e-6)
     inputs = keras.Input((3,))
     penalised = keras.Model(inputs, keras.layers.Dense(2, kernel_regularizer="l2")(inputs))
-    bare = float(batch_loss(penalised, INPUTS, CLASSES, tf.zeros(6)))
+    bare = float(batch_loss(penalised, INPUTS, tf.constant(CLASSES), tf.zeros(6)))
     assert bare == pytest.approx(0.01 * float(np.sum(penalised.weights[0].numpy() ** 2)), rel=1e-5)
 
 
@@ -256,8 +256,8 @@ def test_a_rank_at_rest_adds_no_regularization_to_the_loss_of_the_others() -> No
         optimizer = keras.optimizers.SGD(0.5)
         optimizer.build(network.trainable_variables)
         step = make_train_step(network, optimizer, EveryStep(ring), LossScale(None), StepOptions(by_samples=True))
-        assert float(batch_loss(network, INPUTS, CLASSES, tf.zeros(6))) > 0
-        expected = float(batch_loss(network, INPUTS, CLASSES, WEIGHT))
+        assert float(batch_loss(network, INPUTS, tf.constant(CLASSES), tf.zeros(6))) > 0
+        expected = float(batch_loss(network, INPUTS, tf.constant(CLASSES), WEIGHT))
         assert float(step(INPUTS, CLASSES, tf.fill([6], float(ring.rank))).loss) == pytest.approx(expected, rel=1e-6)
 
     on_ranks(2, train)

@@ -32,8 +32,8 @@ MATRICES = npst.arrays(
     elements=st.floats(-100, 100, width=32, allow_subnormal=False),
 )
 CODECS: list[Codec] = [TopK(ratio=0.3), QSGD(), QSGD(levels=3), TernGrad()]
-STEP = tf.constant(0, tf.int64)
-SEED = tf.constant([1, 2])
+STEP = np.int64(0)
+SEED = np.array([1, 2], np.int32)
 
 few = settings(max_examples=15, deadline=None)
 
