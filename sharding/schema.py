@@ -5,8 +5,10 @@ Not here: reading or writing files.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from math import prod
 from typing import Any, Literal
 
@@ -54,6 +56,7 @@ class Feature:
         shape: shape of one record's value: ``()`` for a scalar, ``(28, 28)`` fixed, ``(None,)`` of variable length.
         encoding: ``image`` for ``binary`` features that hold image files, else empty.
         logical: original Arrow type of values stored as integers, such as ``timestamp[us]``, else empty.
+        categories: all values of an ordered categorical column of strings, in their order, else empty.
 
     Raises:
         ValueError: the dtype or the shape is none of these.
@@ -67,6 +70,7 @@ class Feature:
     shape: tuple[int | None, ...] = ()
     encoding: str = ""
     logical: str = ""
+    categories: tuple[str, ...] = field(default=(), repr=False)
 
     def __post_init__(self) -> None:
         if self.dtype not in _PRIMITIVES:
@@ -146,7 +150,7 @@ class Feature:
         """The entry in `dataset.json`."""
         value: dict[str, Any] = {"name": self.name, "dtype": self.dtype, "shape": list(self.shape)}
         value["example"] = self.example_kind
-        return value | {key: text for key in ("encoding", "logical") if (text := getattr(self, key))}
+        return value | {key: found for key in ("encoding", "logical", "categories") if (found := getattr(self, key))}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Feature:
@@ -157,6 +161,7 @@ class Feature:
             shape=tuple(value["shape"]),
             encoding=value.get("encoding", ""),
             logical=value.get("logical", ""),
+            categories=tuple(map(str, value.get("categories", ()))),
         )
 
     @classmethod
@@ -191,7 +196,9 @@ class Feature:
                 "leave it out with the first --drop-columns or --select, or convert it first to numbers, strings, "
                 "bytes or lists of them"
             )
-        return cls(name=field.name, dtype=dtype, shape=shape, encoding=metadata.get("encoding", ""), logical=logical)
+        categories = categories_of(field) if (dtype, shape) == ("string", ()) else ()
+        encoding = metadata.get("encoding", "")
+        return cls(name=field.name, dtype=dtype, shape=shape, encoding=encoding, logical=logical, categories=categories)
 
     def conform(self, column: pa.Array) -> pa.Array:
         """Convert a column that `from_arrow` accepted to `arrow_type` without changing a value.
@@ -220,6 +227,41 @@ def logical_type(name: str) -> pa.DataType:
     unit, _, zone = name.removesuffix("]").partition(", tz=")
     kind = pa.type_for_alias(f"{unit}]")
     return pa.timestamp(kind.unit, zone) if zone else kind
+
+
+def categories_of(field: pa.Field) -> tuple[str, ...]:
+    """The categories that the metadata of a field name, in their order; empty if it has none."""
+    with suppress(ValueError):
+        names = json.loads((field.metadata or {}).get(b"categories", b"[]"))
+        if isinstance(names, list) and all(isinstance(name, str) for name in names):
+            return tuple(names)
+    return ()
+
+
+def with_categories(field: pa.Field, categories: Sequence[str]) -> pa.Field:
+    """The field with these categories in its metadata, in place of those that it had."""
+    if tuple(categories) == categories_of(field):
+        return field
+    others = {key: value for key, value in (field.metadata or {}).items() if key != b"categories"}
+    return field.with_metadata(others | ({b"categories": json.dumps(categories).encode()} if categories else {}))
+
+
+def check_categories(batch: pa.RecordBatch, schema: pa.Schema) -> None:
+    """Check that columns hold only the categories that the fields of a schema name.
+
+    Raises:
+        SourceError: a value is none of them.
+    """
+    for named in schema:
+        if categories := categories_of(named):
+            column = batch.column(named.name).drop_null()
+            odd = column.filter(pc.invert(pc.is_in(column, pa.array(categories, column.type))))
+            if len(odd):
+                raise SourceError(
+                    f"column {named.name!r} holds {odd[0].as_py()!r}, which is none of its ordered categories, "
+                    f"{listed(categories)}; give all records the same categories, or build with "
+                    f"--cast {named.name}=string, which keeps plain strings"
+                )
 
 
 def check_distinct_names(names: Sequence[str], where: str = "", remedy: str = "rename all but one") -> None:
@@ -367,6 +409,8 @@ class Schema:
 
 def _field(feature: Feature, *, role: str) -> pa.Field:
     metadata = {"role": role, "encoding": feature.encoding, "logical": feature.logical}
+    if feature.categories:
+        metadata["categories"] = json.dumps(feature.categories)
     if len(feature.shape) > 1:
         metadata["shape"] = ",".join(map(str, feature.shape))
     return pa.field(feature.name, feature.arrow_type, metadata={k: v for k, v in metadata.items() if v} or None)

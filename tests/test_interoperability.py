@@ -77,6 +77,12 @@ def in_tfds(names: dict[str, Any]) -> Rows:
     return {int(r["id"]): (float(r["hours"]), r["status"].decode()) for r in records}
 
 
+def in_exported_tfds(names: dict[str, Any]) -> Rows:
+    label = names["tfds"].builder_from_directory("tfds").info.features["status"]
+    records = names["tfds"].as_numpy(names["train"])
+    return {int(r["id"]): (float(r["hours"]), label.int2str(r["status"])) for r in records}
+
+
 def in_table(table: pa.Table) -> Rows:
     assert all(r["day"] == day_of(r["id"]) for r in table.to_pylist())
     return {r["id"]: (r["hours"], r["status"]) for r in table.to_pylist()}
@@ -105,6 +111,7 @@ READERS: dict[str, Callable[[dict[str, Any]], Rows]] = {
     "Hugging Face datasets": in_huggingface,
     "WebDataset": in_webdataset,
     "Hugging Face export": in_huggingface,
+    "TensorFlow Datasets export": in_exported_tfds,
 }
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, fields, replace
 from fractions import Fraction
 from typing import Any
 
+from ringfeed.sharding.common.argument_names import options_of
 from ringfeed.sharding.common.validation import fit_fields
 from ringfeed.sharding.dataset.dataset import Dataset, open_dataset
 from ringfeed.sharding.dataset.earlier_shards import EarlierShards
@@ -34,7 +35,7 @@ from ringfeed.sharding.storage.storage import Storage
 
 from .build import describe_build, planned_dataset
 from .build_plan import BuildPlan
-from .memory_sources import options_of, spilled_source
+from .memory_sources import spilled_source
 from .options import ONE_SPLIT, BuildOptions, normalize_places
 from .planning import open_build_source, open_plan
 
@@ -322,7 +323,7 @@ def _check_schema(wanted: Schema, given: Schema, options: BuildOptions) -> None:
     if wanted.label != given.label:
         raise SourceError(f"the label of {source} is {given.label!r}, that of {dataset} is {wanted.label!r}")
     for feature in wanted.features:
-        if (other := given[feature.name]) != feature:
+        if (other := replace(given[feature.name], categories=feature.categories)) != feature:
             remedy = f"cast it with --cast {feature.name}={feature.dtype}"
             if other.logical != feature.logical:
                 remedy = f"give it the Arrow type {feature.logical or feature.dtype} in the source or with --map"

@@ -8,6 +8,7 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ringfeed.sharding.common.argument_names import options_of
 from ringfeed.sharding.dataset.dataset import open_dataset
 from ringfeed.sharding.dataset.earlier_shards import EarlierShards
 from ringfeed.sharding.dataset.manifest import Manifest, ShardInfo, file_info
@@ -32,7 +33,7 @@ from ringfeed.sharding.destination.spill import (
 )
 from ringfeed.sharding.engines.executors import preload_workers
 from ringfeed.sharding.errors import DestinationError, RepeatedError, RingfeedError
-from ringfeed.sharding.formats.parquet_types import declares_times
+from ringfeed.sharding.formats.parquet_types import declares_meanings
 from ringfeed.sharding.prepare.screening.bad_records import encode_rejected
 from ringfeed.sharding.progress import Report, ignore
 from ringfeed.sharding.sources import Source
@@ -47,7 +48,7 @@ from ringfeed.sharding.url_secrets import public_url
 
 from .build_context import BuildContext, build_engine
 from .build_plan import BuildPlan, program_version
-from .memory_sources import options_of, spilled_source
+from .memory_sources import spilled_source
 from .merge_generation import merge_generation
 from .options import BuildOptions
 from .planning import make_plan, open_build_source, open_plan
@@ -290,7 +291,7 @@ def _describe(plan: BuildPlan, target: ShardTarget, totals: BuildTotals) -> Mani
         plan=target.plan,
         files=totals.files(),
         shards_path=target.names.table(0),
-        declares_times=options.shard_format == "parquet" and declares_times(plan.source.schema),
+        declares_meanings=options.shard_format == "parquet" and declares_meanings(plan.source.schema),
     )
 
 

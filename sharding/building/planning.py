@@ -237,7 +237,8 @@ def _classes(tally: ValueCounts, source: Source, context: BuildContext) -> pa.Ar
         return known
     new = ValueCounts(values=tally.values.filter(pa.array(is_new)), counts=tally.counts[is_new])
     name, labelled = options.prepare.described(options.source), schema.label is not None
-    classes = sort_classes(new, name, options.min_class_records, labelled=labelled)
+    categories = schema[schema.label].categories if schema.label is not None else ()
+    classes = sort_classes(new, name, options.min_class_records, labelled=labelled, categories=categories)
     if pa.types.is_string(classes.type):
         odd = classes.filter(pc.invert(pc.string_is_ascii(classes)))
         warn_of_twins("class", [*known.to_pylist(), *odd.to_pylist()] if len(odd) else [], "rename one of each pair")

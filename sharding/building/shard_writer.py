@@ -24,7 +24,7 @@ from ringfeed.sharding.dataset.statistics import FeatureStatistics, merge_statis
 from ringfeed.sharding.destination.journal import ShardResult
 from ringfeed.sharding.formats import RecordLayout, encode_shard, open_encoder
 from ringfeed.sharding.formats.block_checksums import BlockSums
-from ringfeed.sharding.schema import Schema
+from ringfeed.sharding.schema import Schema, check_categories
 from ringfeed.sharding.storage.atomic_files import Bytes
 from ringfeed.sharding.storage.storage import Storage
 from ringfeed.sharding.storage.streams import Sink
@@ -106,7 +106,7 @@ def write_shard(
     """
     counts = np.zeros(classes, np.int64)
     statistics: dict[str, FeatureStatistics] = {}
-    counted = _counted(blocks, schema, counts, statistics)
+    counted = _counted(blocks, schema, target.stored, counts, statistics)
     is_remote = target.storage.local_path is None
     ready = deque(islice(counted, 2 if is_remote else 1))
     is_small = is_remote and len(ready) == 1  # a shard of usual size: one request, sent beside those of other files
@@ -140,10 +140,15 @@ def write_shard(
 
 
 def _counted(
-    blocks: Iterator[Block], schema: Schema, counts: npt.NDArray[np.int64], statistics: dict[str, FeatureStatistics]
+    blocks: Iterator[Block],
+    schema: Schema,
+    stored: pa.Schema,
+    counts: npt.NDArray[np.int64],
+    statistics: dict[str, FeatureStatistics],
 ) -> Iterator[Block]:
-    """The blocks; adds each to the class counts and to the statistics as it passes."""
+    """The blocks, with their categories checked; adds each to the class counts and to the statistics as it passes."""
     for batch, class_ids in blocks:
+        check_categories(batch, stored)
         counts += np.bincount(class_ids, minlength=len(counts))
         for feature in schema.features:
             more = summarise(batch.column(feature.name), feature)

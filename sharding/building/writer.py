@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
 
+from ringfeed.sharding.common.argument_names import options_of
 from ringfeed.sharding.dataset.manifest import Manifest
 from ringfeed.sharding.destination.dataset_draft import check_destination
 from ringfeed.sharding.errors import ConfigError
@@ -14,7 +15,6 @@ from ringfeed.sharding.sources.records.in_memory import RecordSpool
 from ringfeed.sharding.storage.storage import Storage
 
 from .build import build
-from .memory_sources import options_of
 from .options import BuildOptions
 
 

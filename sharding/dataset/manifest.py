@@ -213,7 +213,8 @@ class Manifest:
         lost: records that such repairs left out. The statistics of the splits still cover all records written.
         generations: what the build and each append added; empty if nothing was appended. `seed`, `source`, `options`,
             `writer` and `plan` are those of the build.
-        declares_times: whether its Parquet shards have types of times, so that it is of format version 2.
+        declares_meanings: whether its Parquet shards have types of times or ordered categories, so that it is of format
+            version 2.
 
     >>> from ringfeed.sharding import open_dataset
     >>> manifest = open_dataset("flights").manifest
@@ -239,7 +240,7 @@ class Manifest:
     files: Mapping[str, FileInfo] = field(default_factory=dict)
     lost: tuple[LostRecords, ...] = ()
     generations: tuple[Generation, ...] = ()
-    declares_times: bool = False
+    declares_meanings: bool = False
 
     def __post_init__(self) -> None:
         for path in (self.shards_path, *self.files):
@@ -258,7 +259,7 @@ class Manifest:
     @property
     def stored_schema(self) -> pa.Schema:
         """The Arrow schema of its Parquet shards."""
-        return stored_schema(self.schema, tensors=self.declares_tensors, times=self.declares_times)
+        return stored_schema(self.schema, tensors=self.declares_tensors, meanings=self.declares_meanings)
 
     @property
     def records(self) -> int:
@@ -334,7 +335,7 @@ class Manifest:
     def described(self) -> dict[str, Any]:
         """Return everything but the description of the shard table, as JSON."""
         value = {
-            "format_version": "2.0" if self.declares_times else "1.0",
+            "format_version": "2.0" if self.declares_meanings else "1.0",
             "shard_format": self.shard_format,
             "compression": self.compression,
             "features": self.schema.to_json(),
@@ -433,7 +434,7 @@ class Manifest:
                 for entry in value.get("lost", ())
             ),
             generations=tuple(map(Generation.from_json, value.get("generations", ()))),
-            declares_times=value["format_version"].startswith("2."),
+            declares_meanings=value["format_version"].startswith("2."),
         )
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from ringfeed.sharding.schema import Feature
@@ -28,6 +29,7 @@ _FEATURES_NAME = "features.json"
 TFDS_NAMES = (_INFO_NAME, _FEATURES_NAME)
 TFDS_PATHS = re.compile(r"(?:g\d{5,}/)?(?:dataset_info|features)\.json")
 _FEATURES = "tensorflow_datasets.core.features"
+NO_NAMES: Mapping[str, Sequence[str]] = MappingProxyType({})
 _MAX_SHARDS = 99_999  # of a split; with more, TFDS expects more digits in the first of a file name's two numbers
 _DECODED = {"jpeg", "png", "bmp"}  # formats that TFDS's Image feature decodes to [height, width, 3]
 
@@ -89,15 +91,23 @@ def tfds_paths(manifest: Manifest) -> list[str]:
     return [folder + name for folder in folders for name in TFDS_NAMES]
 
 
-def tfds_files(manifest: Manifest, shards: Sequence[ShardInfo]) -> dict[str, bytes]:
-    """Return the metadata files by path; empty if there is a `tfds_obstacle`."""
+def tfds_files(
+    manifest: Manifest, shards: Sequence[ShardInfo], names: Mapping[str, Sequence[str]] = NO_NAMES
+) -> dict[str, bytes]:
+    """Return the metadata files by path; empty if there is a `tfds_obstacle`.
+
+    Args:
+        names: for columns of class ids, the names of the classes.
+    """
     if tfds_obstacle(manifest, shards):
         return {}
-    features = {feature.name: _feature(manifest, feature) for feature in manifest.schema.features}
+    features = {feature.name: _feature(manifest, feature, names) for feature in manifest.schema.features}
+    texts = {f"{name.replace('/', '.')}.labels.txt": "\n".join([*of, ""]).encode() for name, of in names.items()}
     folder = _folder(manifest)
     return {
         folder + _INFO_NAME: _dump(_info(manifest, shards)),
         folder + _FEATURES_NAME: _dump(_typed("features_dict.FeaturesDict", {"featuresDict": {"features": features}})),
+        **{folder + path: text for path, text in texts.items()},
     }
 
 
@@ -150,8 +160,12 @@ def _supervised(manifest: Manifest) -> dict[str, Any]:
     return {"supervisedKeys": {"tuple": {"items": [given, {"featureKey": manifest.schema.label}]}}}
 
 
-def _feature(manifest: Manifest, feature: Feature) -> dict[str, Any]:
+def _feature(manifest: Manifest, feature: Feature, names: Mapping[str, Sequence[str]]) -> dict[str, Any]:
     nullable = _nullable(manifest, feature)
+    if feature.name in names:
+        content = {"classLabel": {"numClasses": str(len(names[feature.name]))}}
+        label = _typed("class_label_feature.ClassLabel", content)
+        return _sequence(label) if nullable else label
     if feature.is_image and not nullable and _image_formats(manifest, feature) <= _DECODED:
         return _typed("image_feature.Image", {"image": {"shape": _shape((None, None, 3)), "dtype": "uint8"}})
     if feature.dtype == "string" and feature.shape == () and not nullable:
@@ -159,9 +173,11 @@ def _feature(manifest: Manifest, feature: Feature) -> dict[str, Any]:
     if feature.example_kind != "raw":
         return _tensor(feature, (None, *feature.shape) if nullable else feature.shape, "none")
     tensor = _tensor(feature, feature.shape, "bytes")
-    if not nullable:
-        return tensor
-    return _typed("sequence_feature.Sequence", {"sequence": {"feature": tensor, "length": "-1"}})
+    return _sequence(tensor) if nullable else tensor
+
+
+def _sequence(feature: Mapping[str, Any]) -> dict[str, Any]:
+    return _typed("sequence_feature.Sequence", {"sequence": {"feature": feature, "length": "-1"}})
 
 
 def _nullable(manifest: Manifest, feature: Feature) -> bool:

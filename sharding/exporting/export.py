@@ -1,12 +1,14 @@
-"""Exports a dataset to another program's format: WebDataset tars, or a Hugging Face folder of Parquet files."""
+"""Exports a dataset to another program's format: WebDataset, Hugging Face `datasets` or TensorFlow Datasets."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import pyarrow as pa
 
+from ringfeed.sharding.common.argument_names import options_of
 from ringfeed.sharding.common.validation import fit_fields
 from ringfeed.sharding.dataset.dataset import open_dataset
 from ringfeed.sharding.dataset.manifest import Manifest, ShardInfo
@@ -22,9 +24,10 @@ from ringfeed.sharding.storage.urls import normalize_url_fields
 
 from .dataset_card import CARD_NAME, dataset_card
 from .huggingface import hf_parquet
+from .tfds import tfds_metadata, tfds_shard
 from .webdataset import webdataset_tar
 
-EXPORT_FORMATS = {"webdataset": "tar", "hf": "parquet"}  # format: suffix of its files
+EXPORT_FORMATS = {"webdataset": "tar", "hf": "parquet", "tfds": "tfrecord"}  # format: suffix of its files
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +37,7 @@ class ExportOptions:
     Attributes:
         url: URL or path of the dataset.
         destination: URL or path of the folder to write; new or empty.
-        to: ``webdataset`` or ``hf``.
+        to: ``webdataset``, ``hf`` or ``tfds``.
         splits: splits to export; empty: all.
         workers: number of processes; the result does not depend on it.
 
@@ -44,7 +47,7 @@ class ExportOptions:
     >>> ExportOptions(url="flights", destination="out", to="zip")
     Traceback (most recent call last):
         ...
-    ringfeed.sharding.errors.ConfigError: what to export to must be one of webdataset, hf, got 'zip'
+    ringfeed.sharding.errors.ConfigError: what to export to must be one of webdataset, hf, tfds, got 'zip'
     """
 
     url: str
@@ -86,11 +89,17 @@ class Export:
     is_new: bool = True
 
 
-def export(options: ExportOptions, *, report: Report = ignore) -> Export:
+def export(options: ExportOptions | None = None, *, report: Report = ignore, **given: Any) -> Export:
     """Write a dataset in another program's format, one file per shard; each shard's checksum is verified first.
 
     The folder appears at once; see `open_atomic_folder`. Equal datasets yield equal bytes. Where the same export is
     there already, it stays as it is.
+
+    Args:
+        options: options of the export.
+        report: called after every file.
+        given: options by the names of the flags of `shard-dataset export`, in place of `options` or of their values:
+            ``export(url="flights", destination="tars", to="webdataset", split=("test",))``.
 
     Raises:
         RingfeedError: the dataset or the destination cannot be used, or another export is writing there; nothing
@@ -99,12 +108,16 @@ def export(options: ExportOptions, *, report: Report = ignore) -> Export:
     >>> export(ExportOptions(url="flights", destination="tars", to="webdataset")).records
     400
     """
+    options = options_of(ExportOptions, options, given)
     check_disjoint(options.url, options.destination)
     dataset = open_dataset(options.url)
     splits = options.splits or tuple(dataset.manifest.splits)
     shards = [(shard, f"{name}-{i:05d}") for name in splits for i, shard in enumerate(dataset.split_shards(name))]
     suffix = EXPORT_FORMATS[options.to]
     paths = [f"{key}-of-{dataset.manifest.splits[shard.split].shards:05d}.{suffix}" for shard, key in shards]
+    infos = [replace(shard, path=path) for (shard, _), path in zip(shards, paths, strict=True)]
+    if options.to == "tfds":
+        tfds_metadata(dataset.manifest, splits, infos)  # refuses what TFDS cannot read before anything is written
     target, provenance = Storage(options.destination), _provenance(dataset.manifest, options.to, splits, paths)
     with open_atomic_folder(target, provenance) as storage, local_executor(options.workers) as pool:
         if storage is None:
@@ -116,6 +129,9 @@ def export(options: ExportOptions, *, report: Report = ignore) -> Export:
         ]
         tell = StageProgress(report, "export", len(jobs))
         written = run_tasks(pool, jobs, lambda _, done: None if done is None else tell(1, done.records))
+        if options.to == "tfds":
+            sized = [replace(info, bytes=file.bytes) for info, file in zip(infos, written, strict=True)]
+            storage.write_all(tfds_metadata(dataset.manifest, splits, sized))
         storage.write(CARD_NAME, dataset_card(dataset.manifest, splits, suffix, provenance.digest))
     return Export(
         records=sum(shard.records for shard in written), files=len(written), bytes=sum(shard.bytes for shard in written)
@@ -129,7 +145,8 @@ def _provenance(manifest: Manifest, to: str, splits: Sequence[str], paths: Seque
     contents = {name: manifest.splits[name].to_json() for name in splits}
     names = [str(name) for name in manifest.classes]
     times = ["times"] if any(feature.logical for feature in manifest.schema.features) else []  # once written as numbers
-    digest = digest_of(to, built, contents, lost, str(manifest.schema.arrow), names, *times)
+    categories = [feature.categories for feature in manifest.schema.features if feature.categories]
+    digest = digest_of(to, built, contents, lost, str(manifest.schema.arrow), names, *times, *categories)
     return Provenance(record=CARD_NAME, digest=digest, files=paths)
 
 
@@ -137,9 +154,9 @@ def _export_shard(
     source: Storage, manifest: Manifest, shard: ShardInfo, to: str, key: str, target: Storage, path: str
 ) -> Export:
     batches = read_shard(source, manifest, shard)
-    if to == "hf":
-        content = hf_parquet(batches, manifest.schema, manifest.classes)
-    else:
+    if to == "webdataset":
         content = pa.py_buffer(webdataset_tar(batches, manifest.schema, manifest.classes, key))
+    else:
+        content = {"hf": hf_parquet, "tfds": tfds_shard}[to](batches, manifest.schema, manifest.classes)
     target.write(path, content)
     return Export(records=shard.records, files=1, bytes=content.size)

@@ -33,8 +33,8 @@ def hf_parquet(batches: Iterable[pa.RecordBatch], schema: Schema, classes: Seque
         for batch in batches:
             declared = to_stored(batch, stored)
             columns = [
-                _class_ids(batch.column(feature.name), feature, classes)
-                if feature.name == schema.label
+                _class_ids(batch.column(feature.name), feature, names)
+                if (names := classes if feature.name == schema.label else feature.categories)
                 else _column(declared.column(feature.name), feature)
                 for feature in schema.features
             ]
@@ -47,6 +47,10 @@ def _arrow_schema(schema: Schema, stored: pa.Schema, classes: Sequence[Any]) -> 
     for feature, field in zip(schema.features, stored, strict=True):
         if feature.name == schema.label:
             features[feature.name] = {"names": class_names(schema, classes), "_type": "ClassLabel"}
+            fields.append(pa.field(feature.name, pa.int64()))
+            continue
+        if feature.categories:
+            features[feature.name] = {"names": list(feature.categories), "_type": "ClassLabel"}
             fields.append(pa.field(feature.name, pa.int64()))
             continue
         element = element_type(field.type)

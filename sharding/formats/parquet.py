@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from pyarrow.types import is_binary, is_fixed_size_list, is_large_list, is_list, is_string
+from pyarrow.types import is_binary, is_dictionary, is_fixed_size_list, is_large_list, is_list, is_string
 
 from ringfeed.sharding.messages import brief
 
@@ -45,7 +45,7 @@ def open_writer(sink: IO[bytes], schema: pa.Schema, first: pa.RecordBatch, compr
         compression: codec of the pages, for columns that it makes smaller.
     """
     leaves = [_leaf(name, column) for name, column in zip(first.schema.names, first.columns, strict=True)]
-    recurring = {path for path, values in leaves if _recurs(values)}
+    recurring = {path for path, values in leaves if is_dictionary(values.type) or _recurs(values)}
     plain = {path for path, values in leaves if path not in recurring and not _shrinks(values, compression)}
     return pq.ParquetWriter(
         sink,

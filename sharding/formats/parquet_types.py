@@ -1,8 +1,10 @@
-"""Declares tensors and times in Parquet shards, so that other programs see them; the rest of ringfeed does not.
+"""Declares tensors, times and ordered categories in Parquet shards, for other programs; the rest of ringfeed sees none.
 
 A tensor of two or more dimensions gets the Arrow type ``arrow.fixed_shape_tensor``. One of a single dimension is a list
 of fixed size, which every program knows. A time, everywhere else an integer, gets its own type. Parquet has no seconds,
-so they become milliseconds, which takes a copy; all other casts share the memory of the values.
+so they become milliseconds, which takes a copy; all other casts of times share the memory of the values. Ordered
+categories become an Arrow dictionary, which pandas reads as an ordered `Categorical`, and Polars, by the metadata of
+the field, as an `Enum`.
 Tested in tests/sharding/formats/test_parquet_types.py and tests/sharding/dataset/test_own_folder.py.
 """
 
@@ -15,32 +17,37 @@ import pyarrow.compute as pc
 from pyarrow import types
 
 from ringfeed.sharding.errors import SourceError
-from ringfeed.sharding.schema import Feature, Schema, logical_type
+from ringfeed.sharding.schema import Feature, Schema, categories_of, logical_type
 
 Rows = TypeVar("Rows", pa.Table, pa.RecordBatch)
+_POLARS_ENUM = b"_PL_ENUM_VALUES2"  # names of an Enum, each after its number of bytes, as Polars 1 and 2 write them
 
 
-def stored_schema(schema: Schema, *, tensors: bool = True, times: bool = True) -> pa.Schema:
+def stored_schema(schema: Schema, *, tensors: bool = True, meanings: bool = True) -> pa.Schema:
     """The Arrow schema of a Parquet shard.
 
     Args:
         schema: the features.
         tensors: whether tensors of two or more dimensions have Arrow's tensor type.
-        times: whether times, and lists of times, have the types of times.
+        meanings: whether times, lists of times, and ordered categories have types of their own.
     """
     fields = []
     for feature, field in zip(schema.features, schema.arrow, strict=True):
         if tensors and feature.fixed_shape and len(feature.shape) > 1:
             field = field.with_type(pa.fixed_shape_tensor(feature.primitive, feature.fixed_shape))
-        elif times and feature.logical and len(feature.shape) < 2:
+        elif meanings and feature.categories:
+            names = "".join(f"{len(name.encode())};{name}" for name in feature.categories)
+            metadata = {**field.metadata, _POLARS_ENUM: names.encode()}
+            field = field.with_type(pa.dictionary(pa.int32(), pa.string(), ordered=True)).with_metadata(metadata)
+        elif meanings and feature.logical and len(feature.shape) < 2:
             field = field.with_type(_with_elements(field.type, _stored_time(_time_type(feature.logical))))
         fields.append(field)
     return pa.schema(fields)
 
 
-def declares_times(schema: Schema) -> bool:
-    """Whether the Parquet shards of a schema have types of times."""
-    return bool(stored_schema(schema) != stored_schema(schema, times=False))
+def declares_meanings(schema: Schema) -> bool:
+    """Whether the Parquet shards of a schema have types of times or ordered categories."""
+    return bool(stored_schema(schema) != stored_schema(schema, meanings=False))
 
 
 def _time_type(logical: str) -> pa.DataType:
@@ -89,6 +96,10 @@ def _to_stored(column: pa.Array, field: pa.Field) -> pa.Array:
         return column
     if isinstance(field.type, pa.FixedShapeTensorType):
         return pa.ExtensionArray.from_storage(field.type, column)
+    if types.is_dictionary(field.type):
+        names = pa.array(categories_of(field), pa.string())
+        places = pc.index_in(column, value_set=names)
+        return pa.DictionaryArray.from_arrays(places, names, ordered=True)
     time, numbers = _time_in(field), Feature.from_arrow(field).dtype
     try:
         return pc.cast(pc.cast(column, _with_elements(field.type, time)), field.type)
@@ -123,7 +134,7 @@ def plain_columns(rows: Rows) -> Rows:
 
 
 def plain_types(schema: pa.Schema) -> pa.Schema:
-    """Return the schema with lists in place of tensors, and integers in place of times; itself if it has neither."""
+    """Return the schema with lists for tensors, integers for times and strings for categories; itself if all are so."""
     plain = [field.with_type(_plain_type(field)) for field in schema]
     return pa.schema(plain, metadata=schema.metadata) if schema.types != [field.type for field in plain] else schema
 
@@ -131,6 +142,8 @@ def plain_types(schema: pa.Schema) -> pa.Schema:
 def _plain_type(field: pa.Field) -> pa.DataType:
     if isinstance(field.type, pa.FixedShapeTensorType):
         return field.type.storage_type
+    if types.is_dictionary(field.type):
+        return field.type.value_type
     time = _time_in(field)
     if time is None:
         return field.type
@@ -140,6 +153,8 @@ def _plain_type(field: pa.Field) -> pa.DataType:
 def _plain(column: pa.Array | pa.ChunkedArray, stored: pa.Field, plain: pa.Field) -> pa.Array | pa.ChunkedArray:
     if stored.type == plain.type:
         return column
+    if types.is_dictionary(stored.type):
+        return pc.cast(column, plain.type)
     if not isinstance(stored.type, pa.FixedShapeTensorType):
         return pc.cast(pc.cast(column, _with_elements(stored.type, _time_in(stored))), plain.type)
     if isinstance(column, pa.ChunkedArray):

@@ -127,10 +127,10 @@ def _retyped(feature: Feature, dtype: str) -> Feature:
     Raises:
         ConfigError: the type does not exist, or the feature cannot be cast to it.
     """
-    if dtype == feature.dtype:
+    if dtype == feature.dtype and not feature.categories:
         return feature
     try:
-        result = replace(feature, dtype=dtype, encoding="", logical="")
+        result = replace(feature, dtype=dtype, encoding="", logical="", categories=())
     except ValueError as error:
         raise ConfigError(f"--cast: {error}") from error
     _check_cast("--cast", feature, result)
@@ -146,7 +146,8 @@ def _merged(feature: Feature, declared: Feature) -> Feature:
             f"{list(declared.shape)} has {declared.elements}"
         )
     if declared.dtype == feature.dtype:
-        return replace(declared, encoding=declared.encoding or feature.encoding, logical=feature.logical)
+        encoding = declared.encoding or feature.encoding
+        return replace(declared, encoding=encoding, logical=feature.logical, categories=feature.categories)
     _check_cast("--schema", feature, declared)
     return declared
 

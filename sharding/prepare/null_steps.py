@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 
 from ringfeed.sharding.compute.arrow_casts import cast_column, is_list, is_number
 from ringfeed.sharding.errors import ConfigError, SourceError
+from ringfeed.sharding.messages import listed
 from ringfeed.sharding.schema import Feature, Schema, insert_nulls, to_lists
 
 from .column_names import check_columns, check_distinct, visible_names
@@ -81,6 +82,11 @@ class FillNulls(ColumnStep):
         return schema
 
     def _check(self, feature: Feature, text: str) -> None:
+        if feature.categories and text not in feature.categories:
+            raise ConfigError(
+                f"--fill-nulls: column {feature.name!r} holds the ordered categories {listed(feature.categories)}, got "
+                f"{text!r}; make them plain strings with --cast {feature.name}=string before it"
+            )
         try:
             _filled(pa.nulls(1, feature.primitive), text)
         except (SourceError, pa.ArrowNotImplementedError) as error:

@@ -6,7 +6,7 @@ Tested in tests/sharding/building/test_rare_classes.py.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import pyarrow as pa
@@ -42,7 +42,12 @@ class RareClasses:
         return cls(value["label"], tuple(value["values"]), value["into"])
 
     def schema(self, schema: Schema) -> Schema:
-        return schema
+        """The same features; a new class comes after the label's ordered categories."""
+        label = schema[self.label]
+        if self.into is None or not label.categories or self.into in label.categories:
+            return schema
+        new = replace(label, categories=(*label.categories, self.into))
+        return replace(schema, features=tuple(new if feature == label else feature for feature in schema.features))
 
     def needs(self, names: Collection[str], schema: Schema) -> frozenset[str]:
         """The same columns and the label."""

@@ -16,7 +16,7 @@ import pyarrow as pa
 from ringfeed.sharding.compute.batches import copy_batch
 from ringfeed.sharding.errors import ConfigError, SourceError
 from ringfeed.sharding.messages import brief
-from ringfeed.sharding.schema import Feature, Schema
+from ringfeed.sharding.schema import Feature, Schema, categories_of
 from ringfeed.sharding.sources.user_code import code_hash, describe_error, import_function
 
 
@@ -160,9 +160,12 @@ def _is_untyped(kind: pa.DataType) -> bool:
 
 
 def _feature(field: pa.Field, inputs: Schema) -> Feature:
-    """The feature of a returned column; an input column of the same type keeps its shape, encoding and meaning."""
+    """The feature of a returned column; an input column of the same type keeps its shape, encoding and meaning.
+
+    A column whose field lacks the metadata of the input's may hold new values, and has no categories.
+    """
     if field.name in inputs.names and inputs[field.name].arrow_type == field.type:
-        return inputs[field.name]
+        return replace(inputs[field.name], categories=categories_of(field))
     if _is_untyped(field.type):
         raise SourceError(
             f"column {field.name!r} has only nulls in the first records, so its type is unknown; give the type: "

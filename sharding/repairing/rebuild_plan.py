@@ -23,6 +23,7 @@ from ringfeed.sharding.building.assembling import shard_names
 from ringfeed.sharding.building.build_plan import BuildPlan
 from ringfeed.sharding.building.options import BuildOptions
 from ringfeed.sharding.building.planning import open_build_source, open_plan
+from ringfeed.sharding.common.argument_names import former_names
 from ringfeed.sharding.compute.class_counts import ClassCounts
 from ringfeed.sharding.dataset.earlier_shards import EarlierShards
 from ringfeed.sharding.dataset.file_names import generation_of
@@ -46,9 +47,9 @@ class Original:
 
     Attributes:
         url: URL or path of the source, or of a copy of it.
-        kind: see `sources.open_source`; None: as in the build.
+        source_kind: see `sources.open_source`; None: as in the build.
         workers: number of processes that read it.
-        memory_bytes: memory of all workers together; see `BuildOptions`.
+        memory: memory of all workers together, in bytes; see `BuildOptions`.
         folder: where to look first for the modules of map functions.
         trust_code: import and call the `--map` functions that `dataset.json` names.
         images_from: see `PrepareOptions`.
@@ -62,15 +63,20 @@ class Original:
     """
 
     url: str
-    kind: str | None = None
+    source_kind: str | None = None
     workers: int = 1
-    memory_bytes: int | None = None
+    memory: int | None = None
     folder: str = field(default_factory=os.getcwd)
     trust_code: bool = False
     images_from: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         normalize_url_fields(self, "url")
+
+
+Original.__init__ = former_names(kind="source_kind", memory_bytes="memory")(  # type: ignore[method-assign]
+    Original.__init__
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,12 +173,12 @@ def _original_options(manifest: Manifest, number: int, original: Original, where
             raise DatasetError(str(error)) from error
     return replace(
         recorded,
-        source_kind=recorded.source_kind if original.kind is None else original.kind,
+        source_kind=recorded.source_kind if original.source_kind is None else original.source_kind,
         shard_format=manifest.shard_format,
         compression=manifest.compression,
         seed=written.seed,
         workers=original.workers,
-        memory_bytes=original.memory_bytes,
+        memory_bytes=original.memory,
         prepare=replace(recorded.prepare, images_from=original.images_from),
     )
 

@@ -266,9 +266,9 @@ def _repair(args: argparse.Namespace) -> int:
             originals=[
                 Original(
                     url=url,
-                    kind=args.source_kind,
+                    source_kind=args.source_kind,
                     workers=args.workers or cores(),
-                    memory_bytes=args.memory_bytes,
+                    memory=args.memory_bytes,
                     trust_code=args.trust_code,
                     images_from=tuple(args.images_from or ()),
                 )

@@ -217,7 +217,8 @@ def _add_export(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     )
     command.add_argument(
         "--to", choices=tuple(EXPORT_FORMATS), required=True,
-        help="webdataset: tar shards; hf: a folder of Parquet files for datasets.load_dataset",
+        help="webdataset: tar shards; hf: a folder of Parquet files for datasets.load_dataset; tfds: "
+        "TFRecord files for TensorFlow Datasets, with ClassLabel features",
     )  # fmt: skip
     command.add_argument(
         "--split", type=lambda text: text.split(","), metavar="NAME,...", help="splits to export (default: all)"

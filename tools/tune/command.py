@@ -90,7 +90,7 @@ def _tuned(args: argparse.Namespace, report: Any) -> Tuning:
     from .tune import tune, tune_run
 
     options: dict[str, Any] = {
-        "cache": args.cache, "epochs": args.epochs, "keep_order": args.keep_order, "memory_bytes": args.memory,
+        "cache": args.cache, "epochs": args.epochs, "keep_order": args.keep_order, "memory": args.memory,
         "seconds": args.seconds, "report": report,
     }  # fmt: skip
     check_source(args)

@@ -11,6 +11,7 @@ from statistics import median
 from typing import Any
 
 from ringfeed.pipeline import Loader, MemoryCache
+from ringfeed.sharding.common.argument_names import former_names
 from ringfeed.sharding.errors import ConfigError
 from ringfeed.sharding.url_secrets import public_url
 from ringfeed.tools.measure.cost_trials import MeasuredDataset, measure_costs
@@ -28,6 +29,7 @@ _MEMORY_SHARE, _DISK_SHARE = 0.25, 0.8  # shares of the free memory and disk tha
 Report = Callable[[str, int, int, int], None]
 
 
+@former_names(memory_bytes="memory")
 def tune(
     url: str,
     *,
@@ -38,7 +40,7 @@ def tune(
     cache: str | None = None,
     epochs: int = 3,
     keep_order: bool = False,
-    memory_bytes: int | None = None,
+    memory: int | None = None,
     rank: int = 0,
     world_size: int = 1,
     seconds: float = 60.0,
@@ -55,7 +57,7 @@ def tune(
         cache: a folder on a local disk, or ``memory``: where a cache may be; None searches without one.
         epochs: epochs of the run, over which the time to fill a cache is spread.
         keep_order: whether to search only options that leave every batch as it is.
-        memory_bytes: most bytes of shards and batches in each rank.
+        memory: most bytes of shards and batches in each rank.
         seconds: time for measurements, in seconds; the search and what compiles come on top.
         report: called with a stage (``measure``, ``simulate``, ``confirm``), what is done of it, all of it, and 0.
 
@@ -69,9 +71,10 @@ def tune(
         raise ConfigError("transform is measured with a step; give step, too")
     loader = Loader(url, split=split, batch_size=batch_size, rank=rank, world_size=world_size)
     workload = None if step is None else function_workload(loader, step, transform)
-    return _tune(loader, workload, url, cache, epochs, keep_order, memory_bytes, seconds, report)
+    return _tune(loader, workload, url, cache, epochs, keep_order, memory, seconds, report)
 
 
+@former_names(memory_bytes="memory")
 def tune_run(
     config: str,
     overrides: Sequence[str] = (),
@@ -79,7 +82,7 @@ def tune_run(
     cache: str | None = None,
     epochs: int = 3,
     keep_order: bool = False,
-    memory_bytes: int | None = None,
+    memory: int | None = None,
     seconds: float = 60.0,
     report: Report = lambda stage, done, total, amount: None,
 ) -> Tuning:
@@ -88,14 +91,14 @@ def tune_run(
     Args:
         config: path of the run's configuration.
         overrides: ``KEY=VALUE`` of keys to override.
-        cache, epochs, keep_order, memory_bytes, seconds, report: see `tune`.
+        cache, epochs, keep_order, memory, seconds, report: see `tune`.
 
     Raises:
         RingfeedError: the configuration is wrong, or the dataset cannot be read.
     """
     workload = configured_workload(config, overrides)
     url = workload.loader.arguments["url"].locate()
-    return _tune(workload.loader, workload, url, cache, epochs, keep_order, memory_bytes, seconds, report)
+    return _tune(workload.loader, workload, url, cache, epochs, keep_order, memory, seconds, report)
 
 
 def _tune(
@@ -105,7 +108,7 @@ def _tune(
     cache: str | None,
     epochs: int,
     keep_order: bool,
-    memory_bytes: int | None,
+    memory: int | None,
     seconds: float,
     report: Report,
 ) -> Tuning:
@@ -126,7 +129,7 @@ def _tune(
         epochs=epochs,
         cache_bytes=_cache_bytes(cache, measured.shape),
         keeps_order=keep_order,
-        memory_bytes=memory_bytes,
+        memory_bytes=memory,
     )
     candidates = search(
         measured.shape, measured.costs, base, space, lambda count: report("simulate", count, max(count, 60), 0)

@@ -19,8 +19,9 @@ import pyarrow as pa
 from ringfeed.sharding.compute.batches import slice_batch
 from ringfeed.sharding.errors import SourceError
 from ringfeed.sharding.messages import brief
-from ringfeed.sharding.schema import insert_nulls
+from ringfeed.sharding.schema import categories_of, insert_nulls, with_categories
 from ringfeed.sharding.sources.files.find import storage_error
+from ringfeed.sharding.sources.tables.categories import mark_categories
 from ringfeed.sharding.sources.tables.memory import MemoryRecords
 from ringfeed.sharding.sources.tables.plain_arrays import holds_union, plain_batch, plain_types
 from ringfeed.sharding.storage.storage import Storage
@@ -118,7 +119,7 @@ def _typed(source: Any, folder: Storage) -> tuple[Iterable[Any], pa.Schema]:
     items = chain([first], iterator)
     if isinstance(first, (pa.RecordBatch, pa.Table)):
         kept = {_IMAGES: first.schema.metadata[_IMAGES]} if _IMAGES in (first.schema.metadata or {}) else None
-        types = plain_types(first.schema)
+        types = mark_categories(plain_types(first.schema), lambda _: first)
         if odd := next((field for field in types if holds_union(field.type)), None):
             raise SourceError(
                 f"{IN_MEMORY}: column {odd.name!r} has type {odd.type}, which no feature can hold; leave it out, with "
@@ -175,7 +176,7 @@ def _write(items: Iterable[Any], types: pa.Schema, sink: IO[bytes], content: Con
 
 
 def _stored_field(field: pa.Field) -> pa.Field:
-    return pa.field(field.name, _stored(field, pa.nulls(0, field.type)).type)
+    return with_categories(pa.field(field.name, _stored(field, pa.nulls(0, field.type)).type), categories_of(field))
 
 
 def _stored(field: pa.Field, column: pa.Array) -> pa.Array:

@@ -19,6 +19,7 @@ from ringfeed.sharding.sources.files.snapshot import SourceFile
 from ringfeed.sharding.sources.read_sizes import ReadSizes
 from ringfeed.sharding.storage.storage import Storage
 
+from .categories import mark_categories
 from .plain_arrays import plain_batch, plain_types
 from .table_files import TableSource, check_batch, group_blocks, open_table, part_limits
 from .table_schemas import plain_schema
@@ -46,13 +47,13 @@ class IpcSource(TableSource):
     def inspect(cls, file: SourceFile, sizes: ReadSizes) -> tuple[pa.Schema, Sequence[Part]]:
         """Read the footer, or the head of a stream."""
         if not _is_file(file.url):
-            with _open_stream(file.url, None) as stream:
-                schema = plain_schema(plain_types(stream.schema))
             _check_claims(file, 0)
-            return schema, [Part(path=file.url)]
+            with _open_stream(file.url, None) as stream:
+                return _schema(stream.schema, lambda: next(iter(stream), None)), [Part(path=file.url)]
         _check_claims(file, _FILE_START)
-        with _open_file(file.url, None) as (reader, _):
-            schema, batches = plain_schema(plain_types(reader.schema)), reader.num_record_batches
+        with _open_file(file.url, None) as (reader, get_batch):
+            batches = reader.num_record_batches
+            schema = _schema(reader.schema, lambda: get_batch(0) if batches else None)
             if file.bytes <= part_limits(sizes)[1]:
                 return schema, [Part(path=file.url, pieces=(0, batches, _count_rows(reader)))] if batches else []
         with open_table(file.url, "Arrow IPC", mapped=True) as source:  # the footer lacks the batches' lengths
@@ -80,6 +81,11 @@ class IpcSource(TableSource):
         else:
             with _open_stream(part.path, columns) as stream:
                 yield from _plain_slices(stream)
+
+
+def _schema(stored: pa.Schema, first: Callable[[], pa.RecordBatch | None]) -> pa.Schema:
+    """The schema of a file, with the categories of its first batch."""
+    return mark_categories(plain_schema(plain_types(stored)), lambda _: first())
 
 
 def _plain_slices(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

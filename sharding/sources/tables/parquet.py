@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -14,10 +14,12 @@ from ringfeed.sharding.compute.batches import BATCH_BYTES, BATCH_ROWS
 from ringfeed.sharding.errors import SourceError
 from ringfeed.sharding.formats.parquet import batch_rows_within
 from ringfeed.sharding.sources.base import Part
+from ringfeed.sharding.sources.files.inflation import bounded_memory
 from ringfeed.sharding.sources.files.snapshot import SourceFile
 from ringfeed.sharding.sources.read_sizes import ReadSizes
 from ringfeed.sharding.storage.storage import Storage
 
+from .categories import mark_categories
 from .int96 import int96_columns, int96_unit
 from .parquet_batches import Open, read_row_groups
 from .plain_arrays import plain_types
@@ -50,7 +52,7 @@ class ParquetSource(TableSource):
                 Part(path=file.url, pieces=tuple(range(start, stop)), first_record=first)
                 for start, stop, first in group_blocks(rows, stored_bytes, sizes)
             ]
-            return _schema(parquet), parts
+            return mark_categories(_schema(parquet), lambda names: _first_record(parquet, file, names)), parts
 
     @classmethod
     def settle(
@@ -109,6 +111,16 @@ def _schema(parquet: pq.ParquetFile) -> pa.Schema:
         for field in plain_schema(plain_types(parquet.schema_arrow))
     ]
     return pa.schema(fields)
+
+
+def _first_record(parquet: pq.ParquetFile, file: SourceFile, names: list[str]) -> pa.RecordBatch | None:
+    """The first record of a file; None if it has none, or is damaged, which is left to those who read all records."""
+    if not parquet.metadata.num_row_groups:
+        return None
+    stored_bytes = min(file.bytes, int(parquet.metadata.row_group(0).total_byte_size))
+    with suppress(pa.ArrowException, OSError), bounded_memory(file.url, "row group", stored_bytes):
+        return next(parquet.iter_batches(1, row_groups=[0], columns=names), None)
+    return None
 
 
 @contextmanager

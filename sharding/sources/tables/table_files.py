@@ -35,6 +35,7 @@ from ringfeed.sharding.sources.files.snapshot import SourceFile
 from ringfeed.sharding.sources.read_sizes import OWN_SIZES, ReadSizes
 from ringfeed.sharding.storage.storage import Storage
 
+from .categories import agreed_categories
 from .class_names import class_names
 from .decimals import decimal_features
 from .held_ranges import HeldRanges
@@ -144,7 +145,7 @@ class TableSource(RecordSource):
         _check_columns_of_keys(keys.names, union.missing)
         partitions = keys.without(names)
         typed = {field.name: field for field in Schema(features=tuple(union.declared.values())).arrow}
-        fields = [typed.get(field.name, field) for field in union.fields]
+        fields = [typed.get(field.name) or agreed_categories(field, schemas, features) for field in union.fields]
         odd = [field.name for field in fields if not (wanted(field.name) or feature_of(field))]
         fields = [field for field in fields if field.name not in odd]
         if (odd or union.left_out) and not fields:

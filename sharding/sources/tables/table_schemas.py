@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from ringfeed.sharding.compute.arrow_casts import can_cast
 from ringfeed.sharding.errors import SourceError
-from ringfeed.sharding.schema import Feature
+from ringfeed.sharding.schema import Feature, categories_of, with_categories
 
 from .class_names import mark_class_names
 from .structs import Path, fields_of, mark_images
@@ -60,10 +60,11 @@ def feature_of(field: pa.Field) -> Feature | None:
 
 
 def plain_schema(schema: pa.Schema) -> pa.Schema:
-    """Return a schema without metadata, except for marks of images and names of classes.
+    """Return a schema without metadata, except for marks of images, names of classes and ordered categories.
 
     Raises:
         UnicodeDecodeError: a name is not UTF-8.
     """
     list(schema.names)  # decodes them
-    return mark_class_names(mark_images(schema), schema.metadata)
+    marked = mark_class_names(mark_images(schema), schema.metadata)
+    return pa.schema([with_categories(field, categories_of(old)) for field, old in zip(marked, schema, strict=True)])

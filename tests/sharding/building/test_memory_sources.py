@@ -18,6 +18,8 @@ from ringfeed.sharding import (
     BuildOptions,
     ConfigError,
     DestinationError,
+    ExportOptions,
+    Original,
     Progress,
     SourceError,
     append,
@@ -28,10 +30,11 @@ from ringfeed.sharding import (
     read_records,
     verify,
 )
-from ringfeed.sharding.building.memory_sources import field_names
+from ringfeed.sharding.common.argument_names import field_names
 from ringfeed.sharding.sources.tables import table_files
 from ringfeed.tools.shard_dataset.parser import build_parser
 from ringfeed.tools.shard_dataset.prepare_arguments import add_prepare_flags
+from ringfeed.tools.tune import tune
 from tests.helpers.files import contents
 from tests.helpers.pictures import noise_image
 
@@ -185,11 +188,16 @@ def _fail() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("kind", "command", "others"),
-    [(BuildOptions, "build", set()), (AppendOptions, "append", {"source", "folder"})],
+    ("kind", "command", "others", "elsewhere"),
+    [
+        (BuildOptions, "build", {"destination", "prepare"}, set()),
+        (AppendOptions, "append", {"destination", "prepare", "source", "folder"}, set()),
+        (ExportOptions, "export", {"url", "destination"}, set()),
+        (Original, "repair", {"url", "folder", "images_from", "trust_code"}, {"source", "spill"}),
+    ],
 )
-def test_arguments_are_named_as_their_flags(kind: type, command: str, others: set[str]) -> None:
-    """Flags that prepare records are steps of `PrepareOptions`."""
+def test_arguments_are_named_as_their_flags(kind: type, command: str, others: set[str], elsewhere: set[str]) -> None:
+    """Flags that prepare records are steps of `PrepareOptions`; those elsewhere are arguments of the function."""
     (commands,) = (action for action in build_parser()._actions if isinstance(action, argparse._SubParsersAction))
     preparing = argparse.ArgumentParser()
     add_prepare_flags(preparing)
@@ -198,7 +206,7 @@ def test_arguments_are_named_as_their_flags(kind: type, command: str, others: se
         for parser in (commands.choices[command], preparing)
     )
     of_consoles = {"help", "debug", "dry_run", "json", "quiet", "verbose"}
-    assert set(field_names(kind)) == {*(flags - of_steps - of_consoles), "destination", "prepare", *others}
+    assert set(field_names(kind)) == (flags - of_steps - of_consoles - elsewhere) | others
 
 
 def test_former_names_of_arguments_give_a_warning(table: pa.Table) -> None:
@@ -212,6 +220,13 @@ def test_former_names_of_arguments_give_a_warning(table: pa.Table) -> None:
     assert len(warned) == 4
     with pytest.raises(ConfigError, match="format and shard_format are the same option; give format"):
         plan_build(source=table, destination="x", format="parquet", shard_format="parquet")
+    with pytest.warns(
+        DeprecationWarning, match=r"kind is called source_kind now|memory_bytes is called memory"
+    ) as warned:
+        assert Original(url="x", kind="csv", memory_bytes=7) == Original(url="x", source_kind="csv", memory=7)
+    assert [warning.filename for warning in warned] == [__file__] * 2
+    with pytest.raises(TypeError, match="memory and memory_bytes are the same argument; give memory"), pytest.warns():
+        tune("x", memory_bytes=7, memory=8)
 
 
 def test_bad_records_are_named_by_their_numbers(tmp_path: Path) -> None:

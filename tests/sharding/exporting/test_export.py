@@ -21,6 +21,7 @@ from tests.helpers.files import contents
 from tests.helpers.kinds import ROWS, write_kinds
 from tests.servers.store import Store
 
+METADATA = {"tfds": ["dataset_info.json", "features.json", "label.labels.txt"]}
 SPLITS = {"train": Fraction(3, 4), "test": Fraction(1, 4)}
 
 
@@ -42,8 +43,9 @@ def test_an_export_has_one_file_per_shard_and_a_card(dataset: str, tmp_path: Pat
     written = export(options, report=progress.append)
     files = contents(tmp_path / "out")
     names = [f"train-0000{i}-of-00003.{suffix}" for i in range(3)]
-    assert sorted(files) == ["README.md", f"test-00000-of-00001.{suffix}", *names]
-    data_bytes = sum(len(data) for name, data in files.items() if name != "README.md")
+    metadata = METADATA.get(to, [])
+    assert sorted(files) == sorted(["README.md", *metadata, f"test-00000-of-00001.{suffix}", *names])
+    data_bytes = sum(len(data) for name, data in files.items() if name not in ("README.md", *metadata))
     assert (written.records, written.files, written.bytes) == (ROWS, 4, data_bytes)
     assert [(p.done, p.total) for p in progress] == [(i, 4) for i in range(5)]
     assert progress[-1].records == ROWS
@@ -80,7 +82,8 @@ def test_the_bytes_do_not_depend_on_the_workers(dataset: str, tmp_path: Path) ->
 
 
 def test_only_the_given_splits_are_exported(dataset: str, tmp_path: Path) -> None:
-    files = contents(exported(dataset, tmp_path / "out", "hf", splits=("test",)))
+    export(url=dataset, destination=str(tmp_path / "out"), to="hf", split=("test",))
+    files = contents(tmp_path / "out")
     assert sorted(files) == ["README.md", "test-00000-of-00001.parquet"]
     assert b"train" not in files["README.md"]
     with pytest.raises(DatasetError, match="no split 'nope'; the dataset has 'train', 'test'"):
@@ -107,7 +110,7 @@ def test_the_dataset_itself_is_no_destination(dataset: str) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"to": "zip"}, "must be one of webdataset, hf"),
+        ({"to": "zip"}, "must be one of webdataset, hf, tfds"),
         ({"workers": 0}, "at least 1"),
         ({"workers": None}, "workers must be an integer, got None"),
         ({"workers": "2"}, "workers must be an integer, got '2'"),

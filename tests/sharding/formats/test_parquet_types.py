@@ -117,7 +117,7 @@ def kind_and_rows(values: Any) -> list[tuple[np.dtype[Any], Any]]:
 
 def test_the_loader_gives_integers_whatever_the_version(folder: Path) -> None:
     integers, times = (open_dataset(str(folder / name)).manifest for name in ("integers", "times"))
-    assert (integers.declares_times, times.declares_times) == (False, True)
+    assert (integers.declares_meanings, times.declares_meanings) == (False, True)
     assert '"format_version": "2.0"' in (folder / "times" / "_ringfeed" / "dataset.json").read_text()
     fill = {"day": 0, "second": 0, "nano": 0}
     for columns, where in (
