@@ -49,7 +49,8 @@ class BuildOptions:
         split_column: column whose value names the split of each record, or None. Not together with `splits`.
         split_files: name, folder or glob of the files of each split, below `source`, by name of the split; or none. Not
             together with `splits`, `split_column` or `group_by`.
-        group_by: column whose values are kept in one split each, or None.
+        group_by: column whose values are kept in one split each, or None. Where `splits` is not given: train=0.8,
+            val=0.1, test=0.1.
         split_by_time: column of times, or None: the first of `splits` gets the earliest records, the last the latest,
             and records of one time stay together. Where `splits` is not given: train=0.8, val=0.1, test=0.1.
         balance: ``records``, or ``bytes`` to make the shards of a split alike in size too, as far as records allow.
@@ -147,8 +148,6 @@ class BuildOptions:
             }
             if other := next((flag for flag, value in others.items() if value), ""):
                 raise ConfigError(f"give --split-by-time or {other}, not both: each decides the splits of the records")
-            if self.splits == ONE_SPLIT:
-                object.__setattr__(self, "splits", dict(THREE_SPLITS))
         if self.split_column is not None and self.group_by is not None:
             raise ConfigError(
                 f"give --split-column or --group-by, not both: the column {self.split_column!r} names the split of "
@@ -166,6 +165,8 @@ class BuildOptions:
                 raise ConfigError("split_files names files, and the source is in memory; give split_column or splits")
             if other := next((flag for flag, value in given.items() if value), ""):
                 raise ConfigError(f"give --split-files or {other}, not both: the files are in their splits already")
+        if (self.split_by_time or self.group_by) and self.splits == ONE_SPLIT:
+            object.__setattr__(self, "splits", dict(THREE_SPLITS))
         if self.group_by is not None and len(self.splits) < 2:
             raise ConfigError(
                 "--group-by keeps each group in one of several splits, and there is only one; add --split "

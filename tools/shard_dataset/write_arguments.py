@@ -244,7 +244,8 @@ def _add_splits(command: argparse.ArgumentParser, split_default: str, *, split_f
     command.add_argument(
         "--group-by", metavar="COL",
         help="column whose values, such as patients or users, each stay in one split; shares and classes are met as "
-        "well as whole groups allow: see inspect (takes about 500 bytes of memory per group)",
+        "well as whole groups allow: see inspect (takes about 500 bytes of memory per group; default of --split then: "
+        "train=0.8,val=0.1,test=0.1)",
     )  # fmt: skip
     command.add_argument(
         "--split-by-time", metavar="COL",

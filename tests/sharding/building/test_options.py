@@ -31,7 +31,7 @@ def options(**changes: Any) -> BuildOptions:
         ({"balance": "size"}, "--balance must be one of records, bytes, got 'size'"),
         ({"split_column": "s", "group_by": "g"}, "--split-column or --group-by, not both: the column 's' names"),
         ({"split_column": "s", "splits": {"a": Fraction(1)}}, "--split or --split-column, not both"),
-        ({"group_by": "g"}, "several splits, and there is only one; add --split train=0.9"),
+        ({"group_by": "g", "splits": {"all": 1}}, "several splits, and there is only one; add --split train=0.9"),
     ],
 )
 def test_an_invalid_option_names_its_rule_and_value(changes: dict[str, Any], message: str) -> None:
@@ -81,6 +81,12 @@ def test_shares_are_exact_decimals(shares: Any) -> None:
 def test_options_of_other_types_are_refused_by_name(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         options(**changes)
+
+
+@pytest.mark.parametrize("name", ["group_by", "split_by_time"])
+def test_a_column_that_divides_records_makes_three_splits(name: str) -> None:
+    assert options(**{name: "c"}).splits == {"train": Fraction(4, 5), "val": Fraction(1, 10), "test": Fraction(1, 10)}
+    assert list(options(**{name: "c", "splits": {"a": "0.5", "b": "0.5"}}).splits) == ["a", "b"]
 
 
 def test_integers_of_numpy_are_integers() -> None:
