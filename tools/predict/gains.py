@@ -134,12 +134,3 @@ def expected_gain(
         disk_bytes=int(disk_bytes),
         later=later,
     )
-
-
-def first_batch_bytes(streams: int, window_bytes: float, total_bytes: float) -> float:
-    """Bytes that must have come before the first batch: a window of each stream.
-
-    >>> first_batch_bytes(4, 10.0, 100.0), first_batch_bytes(16, 10.0, 100.0)
-    (40.0, 100.0)
-    """
-    return min(streams * window_bytes, total_bytes)

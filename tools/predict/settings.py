@@ -17,7 +17,7 @@ from ringfeed.tools.measure.part_trials import OpenTrial, WarmTrial
 from ringfeed.tools.measure.store_trial import PIECE_BYTES, StoreTrial
 from ringfeed.tools.measure.trial import Trial
 
-from .gains import ExpectedGain, MeasuredEpoch, expected_gain, first_batch_bytes
+from .gains import ExpectedGain, MeasuredEpoch, expected_gain
 
 _THREADS = 4  # the least number of fetching threads, unless it is given
 _PREFETCH_BYTES = 64 << 20  # a loader's default for a remote store
@@ -109,6 +109,10 @@ class LoaderFacts:
             prefetch_bytes=options["prefetch_bytes"],
             fetch_bytes_per_second=fetch_bytes_per_second,
         )
+
+    def first_batch_bytes(self, streams: int) -> float:
+        """Bytes that must have come before the first batch: a window of each stream."""
+        return min(streams * self.window_bytes, self.epoch_bytes)
 
     def held_bytes(self, streams: int) -> float:
         """Bytes of shards in memory: a window of each stream, and the next one."""
@@ -237,8 +241,8 @@ def _larger_batches(facts: LoaderFacts, figures: MeasuredEpoch, trials: LoaderTr
 def _fewer_streams(facts: LoaderFacts, figures: MeasuredEpoch, trials: LoaderTrials) -> Iterator[ExpectedGain]:
     streams = max(n for n in range(1, _FEW_STREAMS + 1) if facts.streams % n == 0)
     local = max(streams * facts.local_streams // facts.streams, 1)
-    before = first_batch_bytes(facts.local_streams, facts.window_bytes, facts.epoch_bytes)
-    after = first_batch_bytes(local, facts.window_bytes, facts.epoch_bytes)
+    before = facts.first_batch_bytes(facts.local_streams)
+    after = facts.first_batch_bytes(local)
     if streams == facts.streams or after >= before:
         return
     fixed = _fixed_seconds(figures, trials)

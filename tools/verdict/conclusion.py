@@ -58,7 +58,7 @@ class Measured:
 def conclude(measured: Measured) -> tuple[MeasuredEpoch, Verdict]:
     """The verdict, and the figures of the epoch with what would limit the loader next."""
     facts, parts, training, slow = measured.facts, measured.parts, measured.training, measured.slow
-    limit = confirmed_limit(measured.knob.limit, measured.figures, parts, is_local=facts.is_local)
+    limit = confirmed_limit(measured.knob.limit, measured.figures, facts, parts)
     rest = rest_of_loader(limit, measured.figures, facts, parts)
     disturbed, cpu_share = measured.disturbed, 0.0
     if training is not None:
@@ -179,21 +179,25 @@ def _evidence(
     return (loader,)
 
 
-def confirmed_limit(limit: str, figures: MeasuredEpoch, trials: LoaderTrials, *, is_local: bool = False) -> str:
+def confirmed_limit(limit: str, figures: MeasuredEpoch, facts: LoaderFacts, trials: LoaderTrials) -> str:
     """Return what limits the loader: a part, or the first batch, if that takes most of the epoch and the part does not.
 
-    In an epoch of a few small shards some stage is the busiest, though all of them are fast enough.
+    In an epoch of a few small shards some stage is the busiest, though all of them are fast enough. At any rate of a
+    stage, the first batch takes that share of an epoch which its windows are of the epoch's bytes. So if they are less
+    than half, it did not wait for them: other programs, or the start, delayed it.
 
     Args:
         limit: the part, as the loader's stages tell it.
         figures: the epoch as measured.
+        facts: the loader's sizes.
         trials: the loader's parts as measured.
-        is_local: whether the dataset is on a local disk.
     """
+    if facts.first_batch_bytes(facts.local_streams) < facts.epoch_bytes / 2:
+        return limit
     alone = _rates_alone(trials).get(limit)
     needed = figures.samples / figures.loader_seconds
     waits = figures.first_batch_seconds > figures.loader_seconds / 2
-    fast = limit == "unknown" or (is_local and limit == "store_latency")  # nothing, or opening files in memory
+    fast = limit == "unknown" or (facts.is_local and limit == "store_latency")  # nothing, or opening files in memory
     return "shuffle_fill" if waits and (fast or (alone or 0.0) > _FAST_ENOUGH * needed) else limit
 
 

@@ -13,7 +13,7 @@ from ringfeed.tools.measure.slow_records import SlowRecord, SlowRecords
 from ringfeed.tools.measure.store_trial import StoreTrial
 from ringfeed.tools.measure.trial import Trial
 from ringfeed.tools.predict.gains import MeasuredEpoch, expected_gain
-from ringfeed.tools.predict.settings import LoaderTrials
+from ringfeed.tools.predict.settings import LoaderFacts, LoaderTrials
 from ringfeed.tools.verdict.conclusion import confirmed_limit, rest_of_loader
 from ringfeed.tools.verdict.verdict import LIMITS, Verdict, judge
 
@@ -220,15 +220,24 @@ def test_a_ratio_spreads_more_than_its_parts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("decode", "first", "limit"),
+    ("decode", "first", "windows", "limit"),
     [
-        (10_000_000, 2.0, "shuffle_fill"),  # of 3 s, though the loader decodes 300 times as fast
-        (40_000, 2.0, "decode"),  # it waits for what is decoded
-        (10_000_000, 0.1, "decode"),  # no wait explains it better
+        (10_000_000, 2.0, 8, "shuffle_fill"),  # of 3 s, though the loader decodes 300 times as fast
+        (40_000, 2.0, 8, "decode"),  # it waits for what is decoded
+        (10_000_000, 0.1, 8, "decode"),  # no wait explains it better
+        (10_000_000, 2.0, 4, "shuffle_fill"),
+        (10_000_000, 2.0, 3, "decode"),  # less than half of the shards: the windows do not explain 2 of 3 s
     ],
 )
-def test_a_part_that_is_far_faster_than_the_loader_is_not_its_limit(decode: float, first: float, limit: str) -> None:
+def test_a_part_that_is_far_faster_than_the_loader_is_not_its_limit(
+    decode: float, first: float, windows: int, limit: str
+) -> None:
     figures = epoch(step=1, together=1, loader=100_000, first=first)
     parts = LoaderTrials(opening=OpenTrial(verify=1e9, decode=decode, shards=1))
-    assert confirmed_limit("decode", figures, parts) == limit
-    assert confirmed_limit("store_bandwidth", figures, parts) == "store_bandwidth"
+    facts = LoaderFacts(
+        streams=windows, local_streams=windows, threads=4, busy_threads=2.0, shards=8, shard_bytes=1e5,
+        window_bytes=1e5, epoch_bytes=8e5, record_bytes=8.0, batch_size=64, local_batch_size=64, records=SAMPLES,
+        is_local=True, has_cache=False, prefetch_bytes=None, fetch_bytes_per_second=1e6,
+    )  # fmt: skip
+    assert confirmed_limit("decode", figures, facts, parts) == limit
+    assert confirmed_limit("store_bandwidth", figures, facts, parts) == "store_bandwidth"
