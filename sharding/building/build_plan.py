@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from importlib.metadata import version
 from typing import Any
 
@@ -149,6 +150,7 @@ class BuildPlan:
         return f"{derive_key(json.dumps(facts)):016x}"
 
 
+@cache
 def program_version() -> str:
     """Name and version of this program, as a manifest records them."""
     return f"ringfeed {version('ringfeed')}"

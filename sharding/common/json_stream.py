@@ -1,14 +1,15 @@
 """Indented JSON in pieces, never held as a whole.
 
 `json.dumps` with an indent runs in Python and joins a string for each number and comma: a million counts take 300 MB
-and seconds. Here lists of plain values go through the C encoder, some thousand elements at a time.
+and seconds. Here the plain values of a mapping or list go through the C encoder, some thousand at a time.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from itertools import islice
+from functools import cache
+from itertools import groupby, islice
 from typing import Any
 
 _RUN_ELEMENTS = 1 << 12
@@ -31,15 +32,19 @@ def json_pieces(
             counts as a list and is consumed lazily.
         indent: spaces per level.
         ensure_ascii, allow_nan: see `json.dumps`.
-        run_elements: elements of a list that are encoded at a time.
+        run_elements: elements of a list or mapping that are encoded at a time.
 
     >>> "".join(json_pieces({"a": [1, 2], "b": iter([{}])}, 1)) == json.dumps({"a": [1, 2], "b": [{}]}, indent=1)
     True
     """
 
-    def encode(plain: Any, comma: str, step: str | None) -> str:
+    @cache
+    def encoder(comma: str, step: str | None) -> Callable[[Any], str]:
         how: dict[str, Any] = {"ensure_ascii": ensure_ascii, "allow_nan": allow_nan, "separators": (comma, ": ")}
-        return json.dumps(plain, indent=step, **how)
+        return json.JSONEncoder(indent=step, **how).encode
+
+    def encode(plain: Any, comma: str, step: str | None) -> str:
+        return encoder(comma, step)(plain)
 
     yield from _pieces(value, "\n" + " " * indent, " " * indent, encode, run_elements)
 
@@ -47,10 +52,16 @@ def json_pieces(
 def _pieces(value: Any, newline: str, step: str, encode: _Encode, run_elements: int) -> Iterator[str]:
     if isinstance(value, Mapping):
         between = "{" + newline
-        for key, element in value.items():
-            yield f"{between}{encode(key, ',', None)}: "
-            yield from _pieces(element, newline + step, step, encode, run_elements)
-            between = "," + newline
+        for is_plain, group in groupby(value.items(), lambda item: not isinstance(item[1], (Mapping, *_LISTS))):
+            while items := dict(islice(group, run_elements if is_plain else 1)):
+                yield between
+                if is_plain:
+                    yield encode(items, "," + newline, None)[1:-1]
+                else:
+                    ((key, element),) = items.items()
+                    yield f"{encode(key, ',', None)}: "
+                    yield from _pieces(element, newline + step, step, encode, run_elements)
+                between = "," + newline
         yield newline.removesuffix(step) + "}" if value else "{}"
     elif isinstance(value, _LISTS):
         between, elements = "[" + newline, iter(value)

@@ -58,10 +58,14 @@ class _MisfitError(Exception):
     """A value at a path is not of its type."""
 
     def __init__(self, path: str, value: object, kind: Any, scalars: Mapping[Any, Scalar]) -> None:
+        super().__init__(path, value, kind, scalars)
+        self.path = path
+
+    def __str__(self) -> str:  # made only when it is shown: a union raises one for each type that does not fit
+        path, value, kind, scalars = self.args
         shown = one_line(repr(value))
         shown = shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}..."
-        super().__init__(f"{path or 'the document'} must be {_described(kind, scalars)}, got {shown}")
-        self.path = path
+        return f"{path or 'the document'} must be {_described(kind, scalars)}, got {shown}"
 
 
 def fit(name: str, value: object, kind: Any, scalars: Mapping[Any, Scalar] = SCALARS) -> Any:
@@ -115,9 +119,9 @@ def is_required(spec: Field[Any]) -> bool:
 
 
 def _fit(path: str, value: Any, kind: Any, scalars: Mapping[Any, Scalar]) -> Any:
-    origin, parts = get_origin(kind) or kind, get_args(kind)
     if kind is Any:
         return value
+    origin, parts = (kind, ()) if type(kind) is type else (get_origin(kind) or kind, get_args(kind))
     if origin in (Union, types.UnionType):
         return _fit_union(path, value, kind, scalars)
     if is_dataclass(origin):

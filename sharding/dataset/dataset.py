@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,9 @@ import pyarrow as pa
 
 from ringfeed.sharding.common.checksums import checksum
 from ringfeed.sharding.errors import CorruptionError, DatasetError, StorageError
-from ringfeed.sharding.formats.example_decode import decode_example
+from ringfeed.sharding.formats.example_decode import decode_examples
 from ringfeed.sharding.formats.parquet import iterate_parquet
-from ringfeed.sharding.formats.tfrecord import decompress, iterate_records
+from ringfeed.sharding.formats.tfrecord import HEADER_BYTES, decompress, iterate_records
 from ringfeed.sharding.schema import Schema
 from ringfeed.sharding.storage.lease import LEASE_NAME
 from ringfeed.sharding.storage.storage import Storage, StorageLike, as_storage
@@ -27,6 +28,8 @@ from .file_names import ALL_NAMES, MANIFEST_NAME, OWN_FOLDER, FileNames, salvage
 from .manifest import Manifest, ShardInfo
 from .own_folder import holds_dataset, is_own_folder, read_manifest
 from .shard_table import decode_shards
+
+_DECODED_RECORDS = 64  # at a time: one is decoded in 10 us among them, in 100 us alone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,7 +184,7 @@ def read_records(dataset: Dataset, split: str, limit: int) -> Iterator[dict[str,
 
 
 def _shaped(record: dict[str, Any], schema: Schema) -> dict[str, Any]:
-    """Turn the flat tensors in a record of a Parquet shard into nested lists."""
+    """Turn the flat tensors in a record into nested lists."""
     for feature in schema.features:
         if feature.fixed_shape and record[feature.name] is not None:
             values = np.empty(len(record[feature.name]), object)
@@ -192,8 +195,16 @@ def _shaped(record: dict[str, Any], schema: Schema) -> dict[str, Any]:
 
 def _shard_records(manifest: Manifest, data: pa.Buffer, path: str) -> Iterator[dict[str, Any]]:
     if manifest.shard_format == "parquet":
-        for batch in iterate_parquet(data, 1024):
-            yield from (_shaped(record, manifest.schema) for record in batch.to_pylist())
-        return
-    for _, message in iterate_records(decompress(data.to_pybytes(), manifest.compression), path):
-        yield decode_example(message, manifest.schema)
+        batches = iterate_parquet(data, 1024)
+    else:
+        content = decompress(data.to_pybytes(), manifest.compression)
+        batches = _tfrecord_batches(content, iterate_records(content, path), manifest.schema)
+    for batch in batches:
+        yield from (_shaped(record, manifest.schema) for record in batch.to_pylist())
+
+
+def _tfrecord_batches(content: bytes, records: Iterator[tuple[int, bytes]], schema: Schema) -> Iterator[pa.RecordBatch]:
+    while some := list(islice(records, _DECODED_RECORDS)):
+        starts = np.array([offset for offset, _ in some]) + HEADER_BYTES
+        ends = starts + [len(message) for _, message in some]
+        yield decode_examples(np.frombuffer(content, np.uint8), starts, ends, schema, wide=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, fields, replace
 from math import frexp, fsum, hypot, sqrt
 from typing import Any
 
@@ -58,7 +58,8 @@ class FeatureStatistics:
 
     def to_json(self) -> dict[str, Any]:
         """Return its entry in `dataset.json`."""
-        value = asdict(self) | {"image": None if self.image is None else self.image.to_json()}
+        value = {spec.name: getattr(self, spec.name) for spec in fields(self)}
+        value |= {"image": None if self.image is None else self.image.to_json()}
         return value if self.mean_rest else {name: entry for name, entry in value.items() if name != "mean_rest"}
 
     @classmethod

@@ -92,9 +92,9 @@ def _read(storage: Storage, name: str) -> list[ShardResult]:
 
 
 def _entry(result: ShardResult) -> dict[str, Any]:
-    entry = asdict(replace(result, info=replace(result.info, class_counts=())))
+    entry = asdict(replace(result, info=replace(result.info, class_counts=()), statistics={}))
     entry["info"]["class_counts"] = list(result.info.class_counts)
-    return entry
+    return entry | {"statistics": {name: each.to_json() for name, each in result.statistics.items()}}
 
 
 def _result(entry: Mapping[str, Any]) -> ShardResult:

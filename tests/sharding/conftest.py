@@ -29,12 +29,19 @@ def table() -> pa.Table:
     return make_table(600)
 
 
+@pytest.fixture(scope="session")
+def _original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with what `parquet` and `dataset` copy."""
+    folder = tmp_path_factory.mktemp("original")
+    pq.write_table(make_table(600), folder / "source.parquet", row_group_size=100)
+    built(str(folder / "source.parquet"), folder / "out", label="label", splits=SPLITS, shards=7)
+    return folder
+
+
 @pytest.fixture
-def parquet(tmp_path: Path, table: pa.Table) -> str:
+def parquet(_original: Path, tmp_path: Path) -> str:
     """The table as a Parquet file of several row groups."""
-    path = tmp_path / "source.parquet"
-    pq.write_table(table, path, row_group_size=100)
-    return str(path)
+    return shutil.copy2(_original / "source.parquet", str(tmp_path))
 
 
 @pytest.fixture
@@ -97,10 +104,9 @@ def newer(tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def dataset(parquet: str, tmp_path: Path) -> Path:
-    """600 records in eight shards, to append to."""
-    built(parquet, tmp_path / "out", label="label", splits=SPLITS, shards=7)
-    return tmp_path / "out"
+def dataset(_original: Path, parquet: str, tmp_path: Path) -> Path:
+    """600 records in eight shards, built from `parquet`, to append to."""
+    return Path(shutil.copytree(_original / "out", tmp_path / "out"))
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from ringfeed.sharding import DatasetError, open_dataset, repair, verify
+from ringfeed.sharding import Dataset, DatasetError, open_dataset, repair, verify
 from ringfeed.sharding.common.checksums import checksum
 from ringfeed.sharding.dataset.manifest import _dump, _with_checksum
 from tests.helpers.builds import SPLITS, built, make_table
@@ -17,12 +17,18 @@ from tests.helpers.builds import SPLITS, built, make_table
 Change = Callable[[Any], Any]
 
 
-@pytest.fixture
-def dataset(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def pristine(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    folder = tmp_path_factory.mktemp("pristine")
     table = make_table(60).drop_columns(["label"]).append_column("label", pa.array([3, 5, 9] * 20))
-    pq.write_table(table, tmp_path / "x.parquet")
-    built(str(tmp_path / "x.parquet"), tmp_path / "out", label="label", shards=2, splits=SPLITS, min_class_records=1)
-    return tmp_path / "out"
+    pq.write_table(table, folder / "x.parquet")
+    how: dict[str, Any] = {"label": "label", "shards": 2, "splits": SPLITS, "min_class_records": 1}
+    return built(str(folder / "x.parquet"), folder / "out", **how)
+
+
+@pytest.fixture
+def dataset(root: Path) -> Path:
+    return root
 
 
 def forge(root: Path, change: Change) -> None:

@@ -9,6 +9,7 @@ import pytest
 from ringfeed.sharding import (
     ConfigError,
     CorruptionError,
+    Dataset,
     DatasetError,
     DestinationError,
     ExportOptions,
@@ -25,10 +26,15 @@ METADATA = {"tfds": ["dataset_info.json", "features.json", "label.labels.txt"]}
 SPLITS = {"train": Fraction(3, 4), "test": Fraction(1, 4)}
 
 
+@pytest.fixture(scope="module")
+def pristine(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    folder = tmp_path_factory.mktemp("pristine")
+    return built(write_kinds(folder / "x.parquet"), folder / "out", label="label", shards=3, splits=SPLITS)
+
+
 @pytest.fixture
-def dataset(tmp_path: Path) -> str:
-    built(write_kinds(tmp_path / "x.parquet"), tmp_path / "dataset", label="label", shards=3, splits=SPLITS)
-    return str(tmp_path / "dataset")
+def dataset(root: Path) -> str:
+    return str(root)
 
 
 def exported(url: str, out: Path, to: str, **options: Any) -> Path:
@@ -137,7 +143,7 @@ def test_a_finished_export_is_found_by_the_same_one_and_refused_to_others(
     again = once_more(("test", "train"))
     assert (first.is_new, again.is_new) == (True, False)
     assert (first.records, first.files, first.bytes) == (again.records, again.files, again.bytes)
-    built(tmp_path / "x.parquet", tmp_path / "other", label="label", shards=3, splits=SPLITS, seed=1)
+    built(write_kinds(tmp_path / "x.parquet"), tmp_path / "other", label="label", shards=3, splits=SPLITS, seed=1)
     for splits, url in ((("test",), dataset), (("test", "train"), str(tmp_path / "other"))):
         with pytest.raises(DestinationError, match="holds an export already, but not this one"):
             once_more(splits, url)

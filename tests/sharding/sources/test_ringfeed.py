@@ -94,11 +94,16 @@ def test_records_survive_any_chain_of_builds(tmp_path_factory: pytest.TempPathFa
         url, label = dataset.storage.url, None
 
 
-@pytest.fixture(params=FORMATS, ids=lambda form: f"{form[0]}-{form[1]}")
-def dataset(request: pytest.FixtureRequest, parquet: str, tmp_path: Path) -> Dataset:
-    shard_format, compression = request.param
-    form = {"shard_format": shard_format, "compression": compression}
-    return built(parquet, tmp_path / "data", label="label", shards=3, splits=HALVES, **form)
+@pytest.fixture(scope="module", params=FORMATS, ids=lambda form: f"{form[0]}-{form[1]}")
+def pristine(request: pytest.FixtureRequest, _original: Path, tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    form = dict(zip(("shard_format", "compression"), request.param, strict=True))
+    out = tmp_path_factory.mktemp("pristine")
+    return built(str(_original / "source.parquet"), out, label="label", shards=3, splits=HALVES, **form)
+
+
+@pytest.fixture
+def dataset(root: Path) -> Dataset:
+    return open_dataset(str(root))
 
 
 def test_records_and_labels_of_all_splits_are_read_shard_by_shard(dataset: Dataset) -> None:
