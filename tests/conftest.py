@@ -19,6 +19,7 @@ from hypothesis import HealthCheck, settings
 from tests.helpers.collector import pytest_collection_finish as pytest_collection_finish
 from tests.helpers.commands import Cli, forget_logging, run_here
 from tests.helpers.forked_workers import pytest_xdist_setupnodes as pytest_xdist_setupnodes
+from tests.helpers.graphs import optimize_graphs_for
 from tests.helpers.lean import lean_environment
 from tests.helpers.longest import LONGEST
 from tests.helpers.without_kernels import without_kernels
@@ -75,6 +76,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _fresh_logging() -> None:
     """Undo what commands that an earlier test ran in this process have set up."""
     forget_logging()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _graphs(request: pytest.FixtureRequest) -> None:
+    """Optimize graphs in the test files alone that need it."""
+    optimize_graphs_for(request.path)
 
 
 @pytest.fixture(scope="module", params=["compiled", "python"])

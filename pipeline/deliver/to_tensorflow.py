@@ -108,14 +108,19 @@ def _cut_chunks(dataset: tf.data.Dataset, delivery: Delivery) -> tf.data.Dataset
 
     if delivery.undecoded and delivery.large:
         # Parsing copies once more. The prefetch frees this thread, which holds Python's lock, for the next batch.
-        return unbatch(dataset).prefetch(1).map(parse)
+        return _mapped(unbatch(dataset).prefetch(1), parse)
     if delivery.undecoded:
-        dataset = unbatch(dataset.map(lambda chunk: _cut_examples(chunk, delivery.local_batch)))
+        dataset = unbatch(_mapped(dataset, lambda chunk: _cut_examples(chunk, delivery.local_batch)))
         # One at a time: parse_example uses all threads by itself, and deterministic runs forbid parallel maps here.
-        return dataset.map(parse)
+        return _mapped(dataset, parse)
     if delivery.ragged:
-        return dataset.map(lambda chunk: _join_ragged(chunk, delivery.ragged))
+        return _mapped(dataset, lambda chunk: _join_ragged(chunk, delivery.ragged))
     return dataset if delivery.crosses_as_batch else unbatch(dataset)
+
+
+def _mapped(dataset: tf.data.Dataset, function: Callable[[Batch], Any]) -> tf.data.Dataset:
+    """Map by TensorFlow operations alone, which AutoGraph need not look through."""
+    return dataset.map(tf.autograph.experimental.do_not_convert(function))
 
 
 def _cut_examples(chunk: Batch, local_batch: int) -> Batch:
@@ -173,4 +178,4 @@ def supervised_pairs(dataset: tf.data.Dataset, schema: Schema) -> tf.data.Datase
         features = batch[names[0]] if len(names) == 1 else {name: batch[name] for name in names}
         return (features, batch[target], *([batch[WEIGHT]] if WEIGHT in batch else []))
 
-    return dataset.map(pair)
+    return _mapped(dataset, pair)

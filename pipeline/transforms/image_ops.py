@@ -129,22 +129,28 @@ def _decode_other(value: Any, channels: int) -> Any:
 
 def _decoded(value: Any, head: _Head, channels: int) -> Any:
     """Decode an image file by TensorFlow, unless it is a GIF whose first frame is small."""
+    if channels != 1:
+        return _colours(value, head)
+    grey = functools.partial(tf.io.decode_image, value, channels=1, expand_animations=False)
+    return tf.cond(head.only_colours, lambda: tf.image.rgb_to_grayscale(_colours(value, head)), grey)
 
-    def decoded(count: int) -> Any:
-        image = tf.io.decode_image(value, channels=count, expand_animations=False)
+
+def _colours(value: Any, head: _Head) -> Any:
+    """Decode an image file to three channels."""
+
+    def four() -> Any:
+        image = tf.io.decode_image(value, channels=4, expand_animations=False)
+        return tf.gather(image, tf.where(head.is_masked_bitmap, head.mask_channels, [0, 1, 2]), axis=2)
+
+    def three() -> Any:
+        image = tf.io.decode_image(value, channels=3, expand_animations=False)
         whole = ~head.is_gif | tf.reduce_all(tf.shape(image)[:2] == head.gif_size)
         if is_mapping.get():
-            return tf.cond(whole, lambda: image, lambda: _decoded_by_pillow(value, count))
+            return tf.cond(whole, lambda: image, lambda: _decoded_by_pillow(value, 3))
         with tf.control_dependencies([tf.debugging.Assert(whole, [_NO_FRAMES])]):
             return tf.identity(image)
 
-    def as_colours() -> Any:
-        whole = functools.partial(tf.cond, head.is_transparent_webp, lambda: decoded(4)[..., :3], lambda: decoded(3))
-        return tf.cond(head.is_masked_bitmap, lambda: tf.gather(decoded(4), head.mask_channels, axis=2), whole)
-
-    if channels != 1:
-        return as_colours()
-    return tf.cond(head.only_colours, lambda: tf.image.rgb_to_grayscale(as_colours()), lambda: decoded(1))
+    return tf.cond(head.is_masked_bitmap | head.is_transparent_webp, four, three)
 
 
 def _decoded_by_pillow(value: Any, channels: int) -> Any:

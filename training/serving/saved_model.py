@@ -64,15 +64,15 @@ def saved_model_files(model: TrainedModel, check: Callable[[TrainedModel, str], 
 
     module = tf.Module()
     module.network = model.network  # so that its variables and tables are saved
-    module.serve = tf.function(serve, autograph=False)
-    module.classes = tf.function(lambda: {"classes": tf.constant(classes, tf.string)}, input_signature=[])
+    traced = tf.function(serve, autograph=False)  # `save` would trace it again if it were the module's
+    of_classes = tf.function(lambda: {"classes": tf.constant(classes, tf.string)}, input_signature=[], autograph=False)
     signatures = {
-        "serving_default": module.serve.get_concrete_function(**specs),
-        "classes": module.classes.get_concrete_function(),
+        "serving_default": traced.get_concrete_function(**specs),
+        "classes": of_classes.get_concrete_function(),
     }
     if masks:
         of_masks = {names[mask]: tf.TensorSpec([None], tf.bool, name=names[mask]) for mask in masks}
-        signatures["with_missing"] = module.serve.get_concrete_function(**specs, **of_masks)
+        signatures["with_missing"] = traced.get_concrete_function(**specs, **of_masks)
     folder = f"ram://ringfeed-export-{uuid.uuid4().hex}"
     try:
         tf.saved_model.save(module, folder, signatures=signatures)

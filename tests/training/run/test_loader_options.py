@@ -54,7 +54,7 @@ def resumed(tmp_path: Path) -> Callable[..., tuple[dict[str, Any], dict[str, Any
 def _tree(url: str, data: dict[str, Any], **groups: Any) -> dict[str, Any]:
     return {
         "data": {"url": url, "batch_size": 60, **data},
-        "model": {"hidden": [4]},
+        "model": {"hidden": [4], "norm": "none"},
         "optimizer": {"name": "sgd", "learning_rate": 0.05},
         "epochs": 2,
         "eval_every_epochs": 2,

@@ -117,7 +117,7 @@ def test_a_run_resumes_bit_identical_and_its_model_serves_all_datasets(
 
 
 def test_ranks_take_the_step_of_one_process(tree: Tree) -> None:
-    config = parse_config({**tree(data={"eval_split": None}), "max_steps": 1}, "x")
+    config = parse_config({**tree(data={"eval_split": None, "test_split": None}), "max_steps": 1}, "x")
 
     def weights(ring: Ring) -> list[np.ndarray]:
         trainer = Trainer(config, ring)

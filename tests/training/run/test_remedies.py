@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import tensorflow as tf
 
 from ringfeed.sharding.errors import CorruptionError, RingfeedError, TrainingError
 from ringfeed.tools.shard_dataset.program import main as shard_dataset
@@ -47,14 +46,8 @@ def huge(manifest, config):
 """
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _plain_graphs() -> Iterator[None]:
-    """Graphs run as they were traced: to optimize them takes a sixth of the time of such short runs."""
-    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
-    yield
-    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": False})
-
-
+UNEVALUATED = {"eval_split": None, "test_split": None}
+SMALL = {"hidden": [4], "norm": "none", "dropout": 0.0}
 RATE, STEEP, LOWER = (f"optimizer.learning_rate={rate}" for rate in ("1e35", "1e30", "1e-12"))
 HALF = "precision=float16"
 
@@ -92,7 +85,7 @@ def test_the_remedy_of_an_error_lets_the_run_go_on(
     (tmp_path / "remedy_networks.py").write_text(NETWORKS)
     monkeypatch.syspath_prepend(tmp_path)
     path = write_config(
-        data={"eval_split": None},
+        data=UNEVALUATED,
         optimizer={"name": "sgd", "learning_rate": 1e-12, "weight_decay": 0.0},
         schedule={"warmup_epochs": 0.0},
         max_steps=3,
@@ -153,7 +146,7 @@ def test_the_remedy_of_a_refused_configuration_lets_the_run_go_on(
     pictures: str,
     write_config: Callable[..., Path],
 ) -> None:
-    path = write_config(data={"eval_split": None}, schedule={"warmup_epochs": 0.0}, model={"hidden": [4]}, max_steps=3)
+    path = write_config(data=UNEVALUATED, schedule={"warmup_epochs": 0.0}, model=SMALL, max_steps=3)
 
     def train(overrides: list[str]) -> None:
         words = [word.format(folder=tmp_path, pictures=pictures) for word in overrides]
@@ -201,7 +194,7 @@ def test_the_remedy_of_an_error_about_the_data_lets_the_run_go_on(
     flights: str,
     write_config: Callable[..., Path],
 ) -> None:
-    path = write_config(data={"eval_split": None}, schedule={"warmup_epochs": 0.0}, model={"hidden": [4]}, max_steps=3)
+    path = write_config(data=UNEVALUATED, schedule={"warmup_epochs": 0.0}, model=SMALL, max_steps=3)
 
     def train(overrides: list[str]) -> None:
         words = [word.format(folder=tmp_path) for word in overrides]
@@ -232,7 +225,7 @@ def test_a_run_goes_on_once_its_damaged_shard_is_repaired_as_the_error_says(
         shard.unlink()
     else:
         shard.write_bytes(content if damage == "bits" else content[: len(content) // 2])
-    path = write_config(data={"url": str(tmp_path / "damaged"), "eval_split": None}, model={"hidden": [4]})
+    path = write_config(data={"url": str(tmp_path / "damaged"), **UNEVALUATED}, model=SMALL)
     config = load_config(path, ["deterministic=false", f"checkpoint.url={tmp_path}/run", "epochs=1"])
     with pytest.raises(CorruptionError, match=r"repair it with: shard-dataset repair .*damaged") as raised:
         Trainer(config, SoloRing()).run()

@@ -80,7 +80,7 @@ def test_a_share_outside_the_batch_is_refused(flights: str) -> None:
 def test_shares_follow_the_speed_from_the_second_epoch_on(write_config: Callable[..., Path]) -> None:
     """The first of two ranks takes twice the time."""
     path = write_config(
-        data={"batch_size": 1500, "eval_split": None},
+        data={"batch_size": 1500, "eval_split": None, "test_split": None},
         model={"hidden": [4], "norm": "none", "dropout": 0.0},
         optimizer={"name": "sgd"},
         sync={"shares": "speed"},

@@ -23,6 +23,7 @@ from tests.helpers.checkpoints import saved_steps
 from tests.helpers.lean import lean_environment
 
 WriteConfig = Callable[..., Path]
+UNEVALUATED = {"eval_split": None, "test_split": None}
 
 
 def _stop_at(call: int) -> Callable[[], bool]:
@@ -39,13 +40,13 @@ def _train(config: Path, check: Callable[[], bool] = lambda: False, **overrides:
 def test_a_stopped_run_saves_its_last_step_and_ends_as_if_it_had_not_been_stopped(
     tmp_path: Path, write_config: WriteConfig
 ) -> None:
-    config = write_config(checkpoint={"url": str(tmp_path / "run")}, data={"eval_split": None}, max_steps=12)
+    config = write_config(checkpoint={"url": str(tmp_path / "run")}, data=UNEVALUATED, max_steps=12)
     with pytest.raises(Stopped, match=r"the checkpoint of step 6 is in .*run: the same") as stopped:
         _train(config, _stop_at(5))  # before step 5; agreed in it, and seen after the next
     assert (stopped.value.status, saved_steps(tmp_path / "run")) == (RESUMABLE, [6])
     resumed = _train(config)
     assert resumed["resumed_from_step"] == 6
-    config = write_config(checkpoint={"url": None}, data={"eval_split": None}, max_steps=12)
+    config = write_config(checkpoint={"url": None}, data=UNEVALUATED, max_steps=12)
     assert resumed["weights_digest"] == _train(config)["weights_digest"]
 
 
@@ -61,7 +62,7 @@ def test_an_evaluation_that_was_cut_short_is_made_by_the_resumed_run(tmp_path: P
 def test_a_run_whose_time_is_over_saves_and_succeeds(
     tmp_path: Path, write_config: WriteConfig, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    config = write_config(checkpoint={"url": str(tmp_path / "run")}, data={"eval_split": None})
+    config = write_config(checkpoint={"url": str(tmp_path / "run")}, data=UNEVALUATED)
     assert main(["--config", str(config), "--max-time", "0.001", "--set", "deterministic=false"]) == 0
     assert capsys.readouterr().err.endswith(
         f"ringfeed train: stopped after max_time=0.001; the checkpoint of step 2 is in {tmp_path / 'run'}: the same "
@@ -87,7 +88,7 @@ def test_the_same_batches_in_each_epoch(write_config: WriteConfig) -> None:
 
 
 def test_without_checkpoints_it_says_what_is_lost(write_config: WriteConfig) -> None:
-    config = write_config(data={"eval_split": None})
+    config = write_config(data=UNEVALUATED)
     with pytest.raises(Stopped, match=r"after step 3; the 3 steps of this run are lost, since checkpoint\.url is null"):
         _train(config, _stop_at(2))
 

@@ -19,7 +19,7 @@ def test_the_mean_of_uneven_shares_is_the_step_of_one_process(
     ranks: int, batch: int, write_config: Callable[..., Path]
 ) -> None:
     path = write_config(
-        data={"batch_size": batch, "eval_split": None},
+        data={"batch_size": batch, "eval_split": None, "test_split": None},
         model={"norm": "none", "dropout": 0.0, "hidden": [4]},
         optimizer={"name": "sgd", "learning_rate": 0.5, "weight_decay": 0.0},
         schedule={"warmup_epochs": 0.0},

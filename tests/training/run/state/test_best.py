@@ -30,6 +30,7 @@ def _train(path: Path, *items: str, stop_at: int = 10**6) -> dict[str, Any]:
 def test_a_run_that_improves_no_more_ends_and_keeps_the_best(tmp_path: Path, write_config: Callable[..., Path]) -> None:
     config = write_config(
         data={"batch_size": 600, "eval_split": "test"},
+        model={"hidden": [4], "norm": "none", "dropout": 0.0},
         optimizer={"name": "sgd", "learning_rate": 1.0, "momentum": 0.9},
         epochs=40,
         early_stopping={"metric": "auc", "patience": 2},

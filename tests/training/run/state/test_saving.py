@@ -40,6 +40,7 @@ def sweep(write_config: WriteConfig, store: Store, tmp_path: Path) -> Path:
     """A run whose best evaluation is not its last, with checkpoints in a store."""
     return write_config(
         data={"batch_size": 600, "eval_split": "test"},
+        model={"hidden": [4], "norm": "none", "dropout": 0.0},
         optimizer={"name": "sgd", "learning_rate": 0.5, "momentum": 0.9},
         schedule={"warmup_epochs": 0},
         epochs=4,
@@ -70,6 +71,7 @@ def test_a_second_run_is_refused_and_the_first_is_undisturbed(
 
     metrics = Trainer(load_config(str(sweep), _FAST), SoloRing(), start_another).run()
     assert next(seconds, None) is None
+    assert metrics["best"]["step"] < metrics["total_steps"]
     assert [name for name in store.list() if not name.startswith("step-")] == []
     newest = CheckpointStore(store.url).newest()
     assert newest is not None
@@ -165,6 +167,7 @@ def test_a_run_knows_its_records_however_they_were_found(
         str(
             write_config(
                 data={"url": str(data), "batch_size": 60, "categorical": [], "eval_split": None},
+                model={"hidden": [4], "norm": "none", "dropout": 0.0},
                 checkpoint={"url": str(run), "every_steps": 2},
                 output={"metrics": None},
             )
