@@ -16,6 +16,7 @@ import pytest
 from ringfeed.sharding import ConfigError
 from ringfeed.training.run.train import train
 from tests.helpers.import_graph import LAYERS, ROOT
+from tests.helpers.lean import lean_environment
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +30,8 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(installed: Path, code: str, cwd: Path) -> str:
-    environment = {**os.environ, "PYTHONPATH": str(installed), "TF_CPP_MIN_LOG_LEVEL": "3"}
+    environment = lean_environment({"TF_CPP_MIN_LOG_LEVEL": "3"})
+    environment["PYTHONPATH"] = os.pathsep.join([environment["PYTHONPATH"].split(os.pathsep)[0], str(installed)])
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=cwd, env=environment, timeout=280
     )

@@ -183,10 +183,14 @@ DATASETS = [*BUILDS, *COMMANDS, "resharded"]
 
 def _run(*command: str) -> str:
     """Standard output of a process in the current folder."""
-    environment = {**os.environ, "COLUMNS": "1000"}  # no line of a help text is wrapped
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    done = subprocess.run(command, env=_wide(), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def _wide() -> dict[str, str]:
+    """The environment in which no line of a help text is wrapped."""
+    return {**os.environ, "COLUMNS": "1000"}
 
 
 def shard_dataset(*arguments: str) -> None:
@@ -445,13 +449,13 @@ import os, sys
 from importlib.metadata import entry_points
 import ringfeed.tools.shard_dataset.commands, ringfeed.tools.tune.command, ringfeed.training.train
 
-_, program, *names = sys.argv
-main = next(iter(entry_points(group="console_scripts", name=program))).load()
-for name in names:
+scripts = entry_points(group="console_scripts")
+mains = {name: scripts[name].load() for name in ("ringfeed", "shard-dataset")}
+for line in sys.stdin:
     child = os.fork()
     if not child:
-        sys.argv = [program, *name.split(), "--help"]
-        sys.exit(main())
+        sys.argv = [*line.split(), "--help"]
+        sys.exit(mains[sys.argv[0]]())
     assert os.waitpid(child, 0)[1] == 0
     print(end="\\f", flush=True)
 """
@@ -460,18 +464,30 @@ for name in names:
 def command_flags() -> str:
     """One line for each command: its name, and its flags, sorted."""
     lines = []
-    for program in ("ringfeed", "shard-dataset"):
-        (overview,) = _helps(program, "")
-        listed = overview.partition("\n  COMMAND\n")[2].partition("\n\n")[0]
-        names = ["", *re.findall(r"^    ([a-z-]+)", listed, re.MULTILINE)]
-        for name, text in zip(names, _helps(program, *names), strict=True):
-            lines.append(f"{program} {name}".rstrip() + ": " + " ".join(_flags(text)) + "\n")
+    with subprocess.Popen(
+        [sys.executable, "-c", _HELPS], env=_wide(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as helps:
+        for program in ("ringfeed", "shard-dataset"):
+            overview = _help(helps, program)
+            listed = overview.partition("\n  COMMAND\n")[2].partition("\n\n")[0]
+            lines.append(f"{program}: {' '.join(_flags(overview))}\n")
+            names = re.findall(r"^    ([a-z-]+)", listed, re.MULTILINE)
+            lines += [f"{program} {name}: {' '.join(_flags(_help(helps, f'{program} {name}')))}\n" for name in names]
     return "".join(lines)
 
 
-def _helps(program: str, *names: str) -> list[str]:
-    """What ``--help`` prints for each subcommand; that of the program itself is called ''."""
-    return _run(sys.executable, "-c", _HELPS, program, *names).split("\f")[:-1]
+def _help(helps: subprocess.Popen[str], command: str) -> str:
+    """What a command prints with ``--help``."""
+    assert helps.stdin is not None
+    assert helps.stdout is not None
+    helps.stdin.write(f"{command}\n")
+    helps.stdin.flush()
+    text = ""
+    while not text.endswith("\f"):
+        letter = helps.stdout.read(1)
+        assert letter, f"{command} --help failed"
+        text += letter
+    return text[:-1]
 
 
 def _flags(text: str) -> list[str]:

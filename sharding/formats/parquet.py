@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from pyarrow.types import is_binary, is_dictionary, is_fixed_size_list, is_large
 
 from ringfeed.sharding.messages import brief
 
+from .footer_trial import has_readable_columns
 from .parquet_pages import FileVectors, read_vectors
 from .parquet_types import is_rescaled, plain_columns, plain_types
 
@@ -25,14 +25,6 @@ _SAMPLE_VALUES = 1 << 13
 _SAMPLE_BYTES = 1 << 15
 _BATCH_BYTES = 1 << 28  # lists that do not fit into one array are read in such batches
 _WORTHWHILE = 0.95  # of the plain size: compression must save more than a twentieth
-_TRY_COLUMNS = """
-import sys
-del sys.path[0]  # the current folder
-import pyarrow.parquet
-metadata = pyarrow.parquet.read_metadata(pyarrow.BufferReader(sys.stdin.buffer.read()))
-for group in map(metadata.row_group, range(metadata.num_row_groups)):
-    list(map(group.column, range(group.num_columns)))
-"""
 _LONG_BYTES = 256  # per value; longer ones rarely recur, and are slow to compare
 
 
@@ -297,7 +289,8 @@ def scan_row_groups(data: pa.Buffer) -> Iterator[RowGroup]:
     try:
         file = _open(data, check_pages=True)
         names, metadata = file.schema_arrow.names, file.metadata
-        _try_columns(data)
+        if not has_readable_columns(b"PAR1" + data[-footer_bytes(data) :].to_pybytes()):
+            raise ValueError("the metadata of its columns cannot be read")
     except Exception as error:  # damaged bytes can make a reader raise anything
         raise ValueError(f"the footer is damaged: {brief(error)}") from error
     first = 0
@@ -316,17 +309,6 @@ def scan_row_groups(data: pa.Buffer) -> Iterator[RowGroup]:
             number=number, first_record=first, records=group.num_rows, columns=columns, damaged=tuple(damaged)
         )
         first += group.num_rows
-
-
-def _try_columns(data: pa.Buffer) -> None:
-    """Read a footer's column metadata in another process, as pyarrow 26.0.1 aborts if they are damaged.
-
-    Raises:
-        ValueError: they are damaged.
-    """
-    file = b"PAR1" + data[-footer_bytes(data) :].to_pybytes()
-    if subprocess.run([sys.executable, "-c", _TRY_COLUMNS], input=file, capture_output=True, check=False).returncode:
-        raise ValueError("the metadata of its columns cannot be read")
 
 
 def read_row_groups(data: pa.Buffer, numbers: Sequence[int]) -> pa.Table:

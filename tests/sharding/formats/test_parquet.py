@@ -1,8 +1,10 @@
 """Parquet files: encodings chosen by the first rows, and damaged footers."""
 
+import os
 from typing import Any
 
 import numpy as np
+import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -53,6 +55,28 @@ def test_a_footer_that_would_abort_pyarrow_is_reported_as_damaged() -> None:
     assert len(list(scan_row_groups(whole))) == 2
     with pytest.raises(ValueError, match="the footer is damaged: the metadata of its columns cannot be read"):
         list(scan_row_groups(pa.py_buffer(bytes(data))))
+
+
+def test_footers_are_tried_in_one_process_and_its_end_is_no_damage() -> None:
+    whole = write_parquet(pa.record_batch({"x": np.arange(50)}), "none", 25)
+
+    def process() -> psutil.Process:
+        assert len(list(scan_row_groups(whole))) == 2
+        (one,) = [each for each in psutil.Process().children() if "read_metadata" in str(each.cmdline())]
+        return one
+
+    first = process()
+    assert process() == first
+    first.kill()
+    assert process() != first
+    pid = os.fork()
+    if not pid:
+        try:
+            assert process() not in psutil.Process(os.getppid()).children()
+            os._exit(0)
+        finally:
+            os._exit(1)
+    assert os.waitpid(pid, 0)[1] == 0
 
 
 def test_a_file_without_rows_can_be_written() -> None:
