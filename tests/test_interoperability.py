@@ -142,10 +142,27 @@ OPENED: dict[str, Callable[[str], Any]] = {  # how each program opens a folder; 
     "duckdb": lambda url: [row[0] for row in importlib.import_module("duckdb").sql(f"SELECT id FROM '{url}/*.parquet'")
                            .fetchall()],
     "polars": lambda url: importlib.import_module("polars").read_parquet(f"{url}/*.parquet")["id"].to_list(),
+    "datasets.packaged_modules.parquet": lambda url: importlib.import_module("datasets").load_dataset(
+        "parquet", data_files=f"{url}/*.parquet", split="train")["id"],
     "datasets": lambda url: [
         id_ for part in importlib.import_module("datasets").load_dataset(url).values() for id_ in part["id"]
     ],
 }  # fmt: skip
+
+
+STOPPED: dict[str, Callable[[], Any]] = {  # what fails on the bare folder, by the page; the error is on it, too
+    "polars": lambda: importlib.import_module("polars").read_parquet("tables"),
+    "datasets": lambda: importlib.import_module("datasets").load_dataset("parquet", data_dir="tables"),
+}
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize("program", STOPPED)
+def test_the_page_quotes_the_errors_at_the_bare_folder(program: str) -> None:
+    pytest.importorskip(program)
+    quoted = re.findall(r"\(`([^`]+)`\)", PAGE[PAGE.index("Two fail on the bare folder") :].replace("\n", " "))[:2]
+    with pytest.raises(Exception, match="|".join(quoted)):
+        STOPPED[program]()
 
 
 @pytest.fixture(scope="module")
