@@ -56,6 +56,7 @@ _SOURCES: dict[str, Any] = {
 }
 
 KINDS = tuple(_SOURCES)
+_TEXTS = (".txt", ".data", ".dat", ".tab", ".asc")  # endings of tables, among other texts
 
 
 def known_suffixes() -> tuple[str, ...]:
@@ -186,9 +187,10 @@ def _detect(url: str) -> tuple[str, Sequence[SourceFile] | None]:
     if "::" not in url and url.endswith(".zip"):
         raise SourceError(f"{url} is an archive; name the files to read in it, or read all with zip://::{url}")
     known = ", ".join(source.suffixes[0] for source in _SOURCES.values() if source.suffixes)
+    table = "--source-kind csv for a table in text, or " if url.endswith(_TEXTS) else ""
     raise SourceError(
         f"{url} holds no records: no file has a known ending ({known}, ...); if its files are named otherwise, say "
-        f"--source-kind {'|'.join(KINDS)}"
+        f"{table}--source-kind {'|'.join(KINDS)}"
     )
 
 

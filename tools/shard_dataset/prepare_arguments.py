@@ -17,7 +17,7 @@ from ringfeed.sharding.prepare import (
     split_columns,
     split_texts,
 )
-from ringfeed.sharding.sources.text.csv_dialect import DELIMITERS, HEADERS, encoding_name, parse_delimiter
+from ringfeed.sharding.sources.text.csv_dialect import DECIMALS, DELIMITERS, HEADERS, encoding_name, parse_delimiter
 from ringfeed.tools.argument_types import checked_type
 
 from .common_arguments import add_images_from
@@ -110,6 +110,12 @@ def _add_csv_flags(group: argparse._ArgumentGroup) -> None:
         "--encoding", metavar="NAME", type=checked_type(encoding_name), default="utf-8",
         help="encoding of CSV, such as utf-16, windows-1252 or latin-1 (default: utf-8)",
     )  # fmt: skip
+    group.add_argument(
+        "--decimal",
+        choices=DECIMALS,
+        default=".",
+        help="what begins the fraction of a number in CSV (default: .)",
+    )
 
 
 def prepare_options(args: argparse.Namespace) -> PrepareOptions:
@@ -125,7 +131,11 @@ def prepare_options(args: argparse.Namespace) -> PrepareOptions:
         features={} if args.schema_file is None else read_features(args.schema_file),
         null_values=args.null_values,
         csv=CsvDialect(
-            header=args.header, columns=args.csv_columns, delimiter=args.delimiter or "", encoding=args.encoding
+            header=args.header,
+            columns=args.csv_columns,
+            delimiter=args.delimiter or "",
+            encoding=args.encoding,
+            decimal=args.decimal,
         ),
         images_from=tuple(args.images_from or ()),
         steps=tuple(args.steps or ()),

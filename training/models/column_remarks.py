@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 from ringfeed.sharding.dataset.manifest import Manifest
@@ -11,6 +12,7 @@ from ringfeed.training.config.train_config import TrainConfig
 
 from .preprocess import feature_columns
 
+_DATES = re.compile(r"\d{4}([-/.])\d\d?\1\d\d?\b.*|\d\d?([-/.])\d\d?\2\d{4}\b.*")
 _TABULAR = ("tabular", "wide_deep")
 _FEWEST_RECORDS = 50  # with fewer, values that differ say little
 _DISTINCT_SHARE = 0.5  # with more different texts than this share of the records, most occur once or twice
@@ -33,9 +35,10 @@ def column_remarks(manifest: Manifest, config: TrainConfig) -> list[str]:
             names.append(feature.name)
     if not found:
         return []
+    recipe = "; docs/cookbook.md has one for dates" if any("dates" in remark for remark in found) else ""
     return [
         f"{'; '.join(found)}: what a model learns from such columns rarely holds for new records; leave them out with "
-        f"data.exclude=[{', '.join(names)}], or make other features of them (shard-dataset build --map)"
+        f"data.exclude=[{', '.join(names)}], or make other features of them (shard-dataset build --map{recipe})"
     ]
 
 
@@ -44,7 +47,8 @@ def _remark(feature: Feature, train: FeatureStatistics, known: Iterable[FeatureS
         return f"dates, as numbers ({feature.logical})"
     texts = train.vocabulary
     if texts is not None and train.count >= _FEWEST_RECORDS and len(texts) > _DISTINCT_SHARE * train.count:
-        return f"{len(texts):,} different texts in {train.count:,} records"
+        what = "dates, as texts, " if all(map(_DATES.fullmatch, texts)) else "texts "
+        return f"{len(texts):,} different {what}in {train.count:,} records"
     if _are_consecutive(feature, list(known)):
         return "a number of its own in each record"
     return ""

@@ -84,6 +84,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--delimiter", metavar="CHAR", help="character between the fields of CSV [as in training]")
     parser.add_argument("--encoding", metavar="NAME", help="encoding of CSV [as in training]")
+    parser.add_argument("--decimal", choices=(".", ","), help="what begins the fraction of a number [as in training]")
     parser.add_argument(
         "--source-kind", metavar="KIND", default="auto", help="kind of DATA, as shard-dataset build takes it"
     )
@@ -157,7 +158,7 @@ def _score(args: argparse.Namespace, out: str, keep: list[str]) -> None:
         from .prediction_file import write_predictions
         from .trained import open_trained
     model = open_trained(args.model, args.data, trust_code=args.trust_code)
-    csv = {name: value for name in ("delimiter", "encoding") if (value := getattr(args, name)) is not None}
+    csv = {name: value for name in ("delimiter", "encoding", "decimal") if (value := getattr(args, name)) is not None}
     with records_at(args.url, args.split) as (source, is_dataset):
         scorer = model.scorer(
             source,

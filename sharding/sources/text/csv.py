@@ -21,7 +21,7 @@ from ringfeed.sharding.sources.files.snapshot import SourceFile
 from .blocks import Block, Cut, Reader, read_marked
 from .csv_dialect import CsvDialect
 from .csv_header import check_header, read_header
-from .csv_parse import MISSING, Header, Rows, parse_block, record_lines
+from .csv_parse import MISSING, Header, Rows, parse_block, record_lines, with_points
 from .csv_records import cut_records
 from .csv_types import infer_types
 from .declared_types import cast_text, check_names, declared_arrow_type
@@ -118,6 +118,7 @@ class CsvSource(TextSource):
             start=0,
             line=1,
             null_values=self.null_values,
+            dialect=self.dialect,
         )
         types = dict(zip(self.types.names, self.types.types, strict=True))
         for block in blocks:
@@ -132,7 +133,9 @@ class CsvSource(TextSource):
             if name not in self.declared:
                 continue
             text = table.column(number).combine_chunks()
-            values, failed = cast_text(text, self.declared[name], MISSING)
+            is_float = self.declared[name].dtype.startswith("float")
+            numbers = with_points(text, self.dialect.decimal) if is_float else text
+            values, failed = cast_text(numbers, self.declared[name], MISSING)
             kind = self.declared[name].logical or self.declared[name].dtype
             for row in np.flatnonzero(failed).tolist():
                 bad.setdefault(row, f"column {name!r}: {text[row].as_py()[:50]!r} is no {kind}")

@@ -16,6 +16,7 @@ from ringfeed.sharding.sources.files.find import compression_of, plain_name
 from .blocks import Reader
 
 HEADERS = ("auto", "first", "none")
+DECIMALS = (".", ",")
 DELIMITERS = {"comma": ",", "tab": "\t", "semicolon": ";", "pipe": "|", "space": " ", "spaces": "spaces"}
 _RUNS = "spaces"  # the delimiter that is one or more spaces or tabs
 _GAPS = re.compile(rb'(?<![^ \t\n])"(?:[^"\n]|"")*"(?=[ \t\r\n]|\Z)|(?<![^ \t\n])("[^\n]*)|[ \t]+')
@@ -34,9 +35,10 @@ class CsvDialect:
         delimiter: character between fields; ``spaces``: one or more spaces or tabs; empty: a tab in files called
             ``.tsv``, else a comma.
         encoding: Python's name of the encoding.
+        decimal: character before the fraction of a number, ``.`` or ``,``.
 
     Raises:
-        ConfigError: a value violates its rule.
+        ConfigError: a value violates its rule, or the decimal separates fields, too.
 
     >>> CsvDialect(delimiter=";", encoding="latin-1").recorded()
     {'delimiter': ';', 'encoding': 'iso8859-1'}
@@ -46,9 +48,11 @@ class CsvDialect:
     columns: tuple[str, ...] = ()
     delimiter: str = ""
     encoding: str = "utf-8"
+    decimal: str = "."
 
     def __post_init__(self) -> None:
         choice("header", self.header, HEADERS)
+        choice("decimal", self.decimal, DECIMALS)
         object.__setattr__(self, "columns", tuple(self.columns))
         try:
             object.__setattr__(self, "delimiter", self.delimiter and parse_delimiter(self.delimiter))
@@ -56,6 +60,8 @@ class CsvDialect:
             check_distinct_names(self.columns, "columns: ")
         except (SourceError, ValueError) as error:
             raise ConfigError(str(error)) from error
+        if self.delimiter == self.decimal:
+            raise ConfigError(f"{self.decimal!r} cannot both separate fields and begin fractions; change --decimal")
 
     def delimiter_of(self, path: str) -> str:
         """Return the character between the fields of a file, after `reader` has read it.
@@ -86,6 +92,7 @@ class CsvDialect:
             "columns": list(self.columns),
             "delimiter": self.delimiter,
             "encoding": self.encoding if self.encoding != "utf-8" else "",
+            "decimal": self.decimal if self.decimal != "." else "",
         }
         return {name: value for name, value in values.items() if value}
 

@@ -90,7 +90,10 @@ def _fields(path: str, line: int, data: bytes, delimiter: str) -> list[str]:
     try:
         data.decode()
     except UnicodeDecodeError as error:
-        raise SourceError(str(not_utf8_record(path, line, error, NAME_ENCODING))) from error
+        also = ""
+        if delimiter not in (text := data.decode("latin-1")) and (separator := _separator(text, delimiter)):
+            also = f"; its fields seem to be separated by {separator!r}: add --delimiter {_flag_value(separator)}, too"
+        raise SourceError(str(not_utf8_record(path, line, error, NAME_ENCODING + also))) from error
     columns = data.count(delimiter.encode()) + 1
     if columns > _MOST_COLUMNS:
         raise SourceError(
@@ -103,7 +106,7 @@ def _fields(path: str, line: int, data: bytes, delimiter: str) -> list[str]:
 
 
 def _check_delimiter(path: str, line: str, delimiter: str) -> None:
-    separator = next((s for s in ";\t|," if s in line and s != delimiter), "")
+    separator = _separator(line, delimiter)
     numbers = line.split()
     if len(numbers) > 1 and all(map(_NUMBER.fullmatch, numbers)):
         raise SourceError(
@@ -111,8 +114,18 @@ def _check_delimiter(path: str, line: str, delimiter: str) -> None:
             "it is a record"
         )
     if separator:
-        name = "tab" if separator == "\t" else f"'{separator}'"
+        name = _flag_value(separator)
         raise SourceError(f"{path}: the fields seem to be separated by {separator!r}; if so, add --delimiter {name}")
+
+
+def _separator(line: str, delimiter: str) -> str:
+    """What may separate the fields of a line in place of the delimiter; empty if nothing does."""
+    return next((s for s in ";\t|," if s in line and s != delimiter), "")
+
+
+def _flag_value(separator: str) -> str:
+    """A separator as the value of a flag in a shell."""
+    return "tab" if separator == "\t" else f"'{separator}'"
 
 
 def check_header(path: str, header: Header, types: pa.Schema) -> None:

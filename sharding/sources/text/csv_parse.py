@@ -88,6 +88,7 @@ def parse_block(
         true_values=_TRUE,
         false_values=_FALSE,
         null_values=[*MISSING, *header.null_values],
+        decimal_point=header.dialect.decimal,
     )
     bad: list[tuple[int | None, str]] = []
 
@@ -113,6 +114,11 @@ def parse_block(
             reject(BadRecord(path=path, place=f"line {lines[row]}", reason=reason))
         lines = np.delete(lines, rows)
     return Rows(table=table, block=block, delimiter=header.delimiter, lines=lines, clean=clean)
+
+
+def with_points(text: pa.ChunkedArray, decimal: str) -> pa.ChunkedArray:
+    """The texts of numbers with a point before the fraction."""
+    return text if decimal == "." else pc.replace_substring(text, decimal, ".")
 
 
 def _without_nulls(table: pa.Table, null_values: Sequence[str]) -> pa.Table:

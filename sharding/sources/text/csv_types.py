@@ -26,10 +26,10 @@ from ringfeed.sharding.sources.base import BadRecord, Part, ignore_bad
 from ringfeed.sharding.sources.files.snapshot import SourceFile
 
 from .blocks import Block, Mark, Span, cut_parts, read_blocks
-from .csv_parse import MISSING, Header, Rows, parse_block
+from .csv_parse import MISSING, Header, Rows, parse_block, with_points
 from .csv_records import cut_records
 from .declared_types import beyond_integers, cast_text, exceeds_more
-from .doubtful_text import count_missing, warn_of_missing, warn_of_spellings
+from .doubtful_text import count_missing, first_texts, warn_of_missing, warn_of_numbers, warn_of_spellings
 from .text_source import InferenceOptions
 
 _HEXADECIMAL = re.compile(rb"0[xX][0-9A-Fa-f]{1,16}(?![0-9A-Fa-f])")  # longer ones are hashes, which stay text anyway
@@ -80,6 +80,8 @@ def infer_types(
             _check_exact(sources, name)
     if label in types.respelled and types.known[label] in _INTEGERS:
         _settle_label(sources, types, label)
+    first = {name: text for name, text in types.first.items() if options.wanted(name) and name != label}
+    warn_of_numbers(files[0].url, first, headers[0].delimiter, headers[0].dialect.decimal)
     warn_of_missing(files[0].url, _count_missing(sources, types, options), label, options.null_values)
     schema = types.schema()
     integers = [field for field in schema if field.name in types.signed and field.type in _INTEGERS]
@@ -108,6 +110,7 @@ def _survey(sources: Sequence[tuple[SourceFile, Header]], types: _ColumnTypes, o
             rows = parse_block(file.url, header, block, types.text, None, note)
             types.add(_block_schema(file, header, rows, types))
             types.count_missing(rows.table)
+            types.first = types.first or first_texts(rows.table, [*types.known.keys() - options.declared.keys()])
             marks.append(Mark.of(block, rows.table.num_rows, clean=rows.clean))
             records += rows.table.num_rows
         parts += cut_parts(file, marks, options.sizes.part_bytes, header.dialect.reader)
@@ -254,6 +257,7 @@ class _ColumnTypes:
         self.signed: dict[str, None] = {}  # columns with integers that have a plus sign
         self.respelled: dict[str, None] = {}  # columns of integers that may have a plus sign or leading zeros
         self.missing = {name: Counter[str]() for name in self.known}  # texts like NA in blocks where it is text
+        self.first: dict[str, pa.Array] = {}  # the first texts of columns of text
         self.nulls = Counter[str]()  # nulls in blocks where the column has another type
 
     @property
@@ -312,7 +316,7 @@ def _check_exact(sources: Sequence[tuple[SourceFile, Header]], name: str) -> Non
     for file, header in sources:
         for block in _blocks(file, header):
             rows = _texts(file, header, block, [name])
-            text = rows.table.column(0).combine_chunks()
+            text = with_points(rows.table.column(0), header.dialect.decimal).combine_chunks()
             for row in np.flatnonzero(cast_text(text, feature, MISSING)[1]).tolist():
                 raise SourceError(
                     f"{file.url}: line {rows.line(row)}: {name!r}: the number {text[row].as_py()[:20]} is beyond what "

@@ -6,6 +6,7 @@ Tested in tests/sharding/sources/text/test_csv.py and tests/sharding/sources/rec
 from __future__ import annotations
 
 import logging
+import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
@@ -17,7 +18,11 @@ from ringfeed.sharding.messages import listed
 from .csv_parse import MISSING
 
 _logger = logging.getLogger(__name__)
-_MOST = 5  # counts to name
+_MOST = 5  # counts, or columns, to name
+_FIRST = 1000  # records to look at
+_DECIMAL_COMMA = r"^[ \t]*[+-]?[0-9]*,[0-9]+[ \t]*$"
+_NUMBER = r"^[ \t]*[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?[ \t]*$"
+_ODD = 2  # other texts in a column of numbers
 
 
 def warn_of_spellings(path: str, label: str, spellings: Sequence[str]) -> None:
@@ -42,6 +47,48 @@ def count_missing(column: pa.ChunkedArray) -> Counter[str]:
     """
     texts = column.filter(pc.is_in(column, pa.array(MISSING)))
     return Counter(dict(pair.values() for pair in texts.value_counts().to_pylist()))
+
+
+def first_texts(table: pa.Table, names: Sequence[str]) -> dict[str, pa.Array]:
+    """The first records of columns that hold text."""
+    kinds = table.schema
+    texts = [name for name in table.column_names if name in names and kinds.field(name).type == pa.string()]
+    return {name: table.column(name).slice(0, _FIRST).combine_chunks() for name in texts}
+
+
+def warn_of_numbers(path: str, first: Mapping[str, pa.Array], delimiter: str, decimal: str) -> None:
+    """Warn of columns of text that hold numbers, for the most part: with a decimal comma, or beside one or two texts.
+
+    Args:
+        path: URL of the first file.
+        first: first texts of columns, by name; missing values and texts such as NA do not count.
+        delimiter: character between fields; beside another than a comma, a comma is taken to begin a fraction.
+        decimal: character that does begin one.
+    """
+    commas, odd_texts = [], dict[str, list[str]]()
+    for name, texts in first.items():
+        present = texts.filter(pc.invert(pc.is_in(texts, pa.array([*MISSING, None], pa.string()))))
+        fractions = pc.match_substring_regex(present, "$^" if delimiter == "," else _DECIMAL_COMMA)
+        numbers = pc.or_(fractions, pc.match_substring_regex(present, _NUMBER))
+        if 2 * (pc.sum(numbers).as_py() or 0) <= len(present):
+            continue
+        odd = present.filter(pc.invert(numbers)).unique().to_pylist()
+        if decimal == "." and pc.any(fractions).as_py():
+            commas.append(name)
+        elif 0 < len(odd) <= _ODD:
+            odd_texts[name] = odd
+    if commas:
+        _logger.warning(
+            "%s: numbers with a decimal comma stay text, in %s; to read them as numbers, add --decimal ,",
+            path, listed([repr(name) for name in commas], _MOST),
+        )  # fmt: skip
+    if odd_texts:
+        found = [f"{' and '.join(map(repr, odd))} in {name!r}" for name, odd in odd_texts.items()]
+        _logger.warning(
+            "%s: columns of numbers are text because of %s; if it means a missing value, add --null-values %s",
+            path, listed(found, _MOST),
+            shlex.quote(",".join(dict.fromkeys(text for odd in odd_texts.values() for text in odd))),
+        )  # fmt: skip
 
 
 def warn_of_missing(

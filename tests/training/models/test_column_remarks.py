@@ -23,6 +23,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> str:
         "number": [1000 + i for i in numbers],
         "name": [f"name {i * 173 // ROWS}" for i in numbers],  # 173 different ones
         "born": [date(1990, 1, 1) + timedelta(i % 40) for i in numbers],
+        "seen": [f"{i % 28 + 1:02d}.{i // 28 + 1:02d}.2026" for i in numbers],
         "comment": ["word " * (i % 7 + 400) + str(i) for i in numbers],
         "note": ["note " * (i % 5 + 400) + str(i) for i in numbers],
         "age": [20 + i % 60 for i in numbers],
@@ -35,7 +36,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def test_all_identifiers_and_dates_are_reported_at_once(data: str) -> None:
-    tree = {"data": {"url": data, "exclude": ["comment", "note"]}}
+    tree = {"data": {"url": data, "exclude": ["comment", "note", "seen"]}}
     manifest = open_dataset(data).manifest
     (remark,) = column_remarks(manifest, parse_config(tree, "a test"))
     assert "'number' holds a number of its own in each record" in remark
@@ -43,7 +44,11 @@ def test_all_identifiers_and_dates_are_reported_at_once(data: str) -> None:
     assert " different texts in 270 records" in remark
     assert "'born' holds dates, as numbers (date32[day])" in remark
     assert "data.exclude=[number, name, born]" in remark
+    assert "docs/cookbook.md has one for dates" in remark
     tree["data"]["exclude"] = ["comment", "note", "number", "name", "born"]
+    (remark,) = column_remarks(manifest, parse_config(tree, "a test"))
+    assert "'seen' holds 270 different dates, as texts, in 270 records" in remark
+    tree["data"]["exclude"] = ["comment", "note", "number", "name", "born", "seen"]
     assert column_remarks(manifest, parse_config(tree, "a test")) == []
 
 

@@ -2,14 +2,16 @@
 
 import csv
 import io
+import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringfeed.sharding import ConfigError, RingfeedError, SourceError, open_dataset, read_records
+from ringfeed.sharding import ConfigError, Feature, RingfeedError, SourceError, open_dataset, read_records
 from ringfeed.sharding.prepare import CsvDialect, PrepareOptions, restore_options
 from ringfeed.sharding.sources import open_source
 from ringfeed.sharding.sources.read_sizes import ReadSizes
@@ -145,11 +147,53 @@ def test_another_encoding_is_refused_with_its_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "wrong",
     [{"delimiter": "ab"}, {"delimiter": "x"}, {"delimiter": '"'}, {"encoding": "base64"}, {"encoding": "nope"},
-     {"header": "maybe"}, {"columns": ("a", "a")}],
+     {"header": "maybe"}, {"columns": ("a", "a")}, {"decimal": "'"}, {"decimal": ",", "delimiter": ","}],
 )  # fmt: skip
 def test_wrong_options_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         CsvDialect(**wrong)
+
+
+@pytest.mark.parametrize("declared", [{}, {"x": Feature(name="x", dtype="float32")}])
+def test_a_decimal_comma_begins_a_fraction(tmp_path: Path, declared: dict[str, Feature]) -> None:
+    texts = ["1,5", "-0,25", "7", "", "1e3", "+2,75", "98765432109876543210,5", ",5"]
+    path = tmp_path / "a.csv"
+    path.write_text("x;y\n" + "".join(f"{text};a,{text}\n" for text in texts))
+    for block_bytes in (1 << 20, 12):
+        source = open_source(
+            str(path), None, features=declared, csv=CsvDialect(delimiter=";", decimal=","),
+            sizes=ReadSizes(block_bytes=block_bytes),
+        )  # fmt: skip
+        kind = np.float32 if declared else np.float64
+        expected = [float(kind(text.replace(",", "."))) if text else None for text in texts]
+        assert [list(row.values()) for row in records(source)] == [
+            [number, f"a,{text}"] for number, text in zip(expected, texts, strict=True)
+        ]
+
+
+WARNINGS = {  # a column of text, the delimiter, and what is said of it
+    "decimal commas": (["1,5", "2", "NA"], ";", "numbers with a decimal comma stay text, in 'x'; .* --decimal ,"),
+    "another word": (["1.5", "k. A.", "2", "n/a"], ",", "because of 'k. A.' in 'x'; .* add --null-values 'k. A.'"),
+    "thousands": (['"1,500"', '"2,500"'], ",", ""),
+    "words": (["a", "b,5", "c"], ";", ""),
+    "keys": (["1", "A2", "B3", "4", "C5", "6", "7"], ",", ""),
+}
+
+
+@pytest.mark.parametrize("name", WARNINGS)
+def test_numbers_that_stay_text_are_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str) -> None:
+    texts, delimiter, words = WARNINGS[name]
+    (tmp_path / "a.csv").write_text("".join(f"{text}{delimiter}y\n" for text in ["x", *texts]))
+    read(tmp_path / "a.csv", delimiter=delimiter, header="first")
+    found = [text for text in caplog.messages if "may mean a missing value" not in text]
+    assert len(found) == bool(words)
+    assert all(re.search(words, text) for text in found)
+
+
+def test_an_encoding_and_a_delimiter_are_named_at_once(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes("größe;y\n1;2\n".encode("cp1252"))
+    with pytest.raises(SourceError, match=r"--encoding windows-1252; its fields .*: add --delimiter ';', too"):
+        read(tmp_path / "a.csv")
 
 
 def test_other_kinds_take_no_dialect(tmp_path: Path) -> None:
@@ -159,7 +203,7 @@ def test_other_kinds_take_no_dialect(tmp_path: Path) -> None:
 
 
 def test_a_dialect_is_recorded_and_restored() -> None:
-    dialect = CsvDialect(header="none", columns=("a,b", "c"), delimiter="tab", encoding="UTF-16")
+    dialect = CsvDialect(header="none", columns=("a,b", "c"), delimiter="tab", encoding="UTF-16", decimal=",")
     recorded = PrepareOptions(csv=dialect).recorded()
     assert restore_options(recorded, "").csv == dialect
     assert PrepareOptions().recorded() == PrepareOptions(csv=CsvDialect(header="first")).recorded() == {}
