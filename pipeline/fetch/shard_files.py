@@ -10,7 +10,7 @@ from __future__ import annotations
 import mmap
 import os
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from functools import partial
 
@@ -19,7 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ringfeed.pipeline.metrics.stage_counters import Counters
-from ringfeed.sharding.common.checksums import checksum
+from ringfeed.sharding.common.checksums import Checksum, checksum
 from ringfeed.sharding.dataset.dataset import Dataset, open_dataset, repair_hint
 from ringfeed.sharding.dataset.manifest import ShardInfo
 from ringfeed.sharding.errors import CorruptionError, DatasetError, RangesError, RingfeedError, StorageError
@@ -32,10 +32,11 @@ from ringfeed.sharding.storage.temporary_folder import temporary_folder
 from ringfeed.sharding.verifying.locate import locate_damage
 
 from .hedged_reads import Hedging, Latencies
-from .page_cache import read_into_page_cache
+from .page_cache import READ_BYTES, read_into_page_cache
 from .parquet_ranges import read_blocks
 
 _ATTEMPTS = 2  # each with the retries of the store
+_SMALL_BYTES = 1 << 19  # reading a file this small takes less processor time than mapping it (2026-11-28)
 _GAP_BYTES = 1 << 20  # reading so many bytes takes as long as a request to a remote store
 
 
@@ -102,17 +103,33 @@ class SourceReader:
                 with self._counters.busy("fetch", items=1, size=stop - start):
                     if self._remote is not None:
                         data = pa.py_buffer(self._fetch_part(shard.path, start, stop))
+                        intact = None
                     else:
                         whole = self._storage.map(shard.path, will_need=False)
-                        self._read_ahead(shard.path, start, stop)
+                        intact = self._read_frames(shard.path, start, lengths)
                         data = whole[start:stop]
             except (FileNotFoundError, StorageError) as error:
                 self._refuse_part(error)
                 return None
             with self._counters.busy("verify", items=1, size=stop - start):
-                if frames_are_intact(data, lengths):
+                if frames_are_intact(data, lengths) if intact is None else intact:
                     return data
         return None
+
+    def _read_frames(self, path: str, start: int, lengths: npt.NDArray[np.integer]) -> bool | None:
+        """Bring frames of a mapped file into the page cache; whether they are intact, or None if that was not seen."""
+        ends = np.cumsum(lengths, dtype=np.int64)
+        stop, cuts = start + int(ends[-1]), _whole_frames(ends)
+        if cuts is None:
+            self._read_ahead(path, start, stop)
+            return None
+        groups = iter(np.split(lengths, cuts[:-1]))
+        intact: list[bool] = []
+        sizes = np.diff(ends[np.array(cuts) - 1], prepend=0).tolist()
+        is_kept = self._read_ahead(
+            path, start, stop, lambda block: intact.append(frames_are_intact(pa.py_buffer(block), next(groups))), sizes
+        )
+        return all(intact) and len(intact) == len(cuts) if is_kept else None
 
     def columns(
         self, shard: ShardInfo, sums: bytes, columns: Collection[str], rows: tuple[int, int] | None
@@ -174,37 +191,48 @@ class SourceReader:
     def _read(self, path: str, size: int, expected: str, kind: Latencies) -> pa.Buffer | _BadFile:
         bad = _BadFile()
         for _ in range(_ATTEMPTS):
+            digest = Checksum()
             with self._counters.busy("fetch", items=1, size=size):
                 try:
-                    data = self._fetch(path, size, kind)
+                    data, is_digested = self._fetch(path, size, kind, digest)
                 except FileNotFoundError as error:
                     bad = _BadFile(cause=error)
                     continue
             with self._counters.busy("verify", items=1, size=size):
-                if data.size == size and checksum(data) == expected:
+                if data.size == size and (digest.text if is_digested else checksum(data)) == expected:
                     return data
             bad = _BadFile(data=data)
         return bad
 
-    def _fetch(self, path: str, size: int, kind: Latencies) -> pa.Buffer:
+    def _fetch(self, path: str, size: int, kind: Latencies, digest: Checksum) -> tuple[pa.Buffer, bool]:
+        """The content of a file, and whether the digest is that of all of it."""
         if self._remote is not None:
             read = partial(_read_whole, self._storage, path)
             with self._counters.waiting("fetch"):
-                return self._remote.call(read, kind, size, self._storage.locate(path))
-        if not self._mapped:
+                return self._remote.call(read, kind, size, self._storage.locate(path)), False
+        if not self._mapped or size <= _SMALL_BYTES:
             with self._counters.waiting("fetch"):
-                return pa.py_buffer(self._storage.read(path))
+                return pa.py_buffer(self._storage.read(path)), False
         content = self._storage.map(path, will_need=False)  # refuses special files, which reading would wait for
-        self._read_ahead(path, 0, size)
-        return content
+        return content, bool(self._read_ahead(path, 0, content.size, digest.update))
 
-    def _read_ahead(self, path: str, start: int, stop: int) -> None:
-        """Bring bytes ``[start, stop)`` of a mapped file into the page cache, before they are read there."""
+    def _read_ahead(
+        self,
+        path: str,
+        start: int,
+        stop: int,
+        check: Callable[[memoryview], object] = len,
+        blocks: Iterable[int] = (),
+    ) -> bool | None:
+        """Bring bytes ``[start, stop)`` of a mapped file into the page cache; see `read_into_page_cache`."""
         assert self._storage.local_path is not None
         begun = time.perf_counter()
         with self._storage.errors("read", path):
-            if read_into_page_cache(os.path.join(self._storage.local_path, path), start, stop):
-                self._counters.add("fetch", wait=time.perf_counter() - begun)
+            local = os.path.join(self._storage.local_path, path)
+            is_kept = read_into_page_cache(local, start, stop, check, blocks)
+        if is_kept is not None:
+            self._counters.add("fetch", wait=time.perf_counter() - begun)
+        return is_kept
 
     def _fetch_part(self, path: str, start: int, stop: int) -> bytes:
         assert self._remote is not None
@@ -268,6 +296,27 @@ class SourceReader:
         path, other = (shard.index_path, shard.path) if in_index else (shard.path, shard.index_path)
         intact = digest_file(storage, other) == shard.files[other]
         return locate_damage(storage, self._dataset.manifest, shard, path, measured, other_intact=intact).problem
+
+
+def _whole_frames(ends: npt.NDArray[np.int64]) -> list[int] | None:
+    """Cut frames into groups of at most `READ_BYTES`; None if a frame is larger.
+
+    Args:
+        ends: end of each frame, from the start of the first.
+
+    Returns:
+        Number of the frame after each group.
+
+    >>> _whole_frames(np.array([100_000, 200_000, 300_000]))
+    [2, 3]
+    """
+    cuts = [0]
+    while cuts[-1] < len(ends):
+        begin = ends[cuts[-1] - 1] if cuts[-1] else 0
+        cuts.append(int(np.searchsorted(ends, begin + READ_BYTES, side="right")))
+        if cuts[-1] == cuts[-2]:
+            return None
+    return cuts[1:]
 
 
 def _read_whole(storage: Storage, path: str) -> pa.Buffer:

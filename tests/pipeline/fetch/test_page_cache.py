@@ -1,11 +1,15 @@
 """Files are read into the page cache before they are mapped, unless it holds them."""
 
 import os
+from collections import deque
 from pathlib import Path
 
 import pytest
 
-from ringfeed.pipeline.fetch.page_cache import read_into_page_cache
+from ringfeed.pipeline import Loader
+from ringfeed.pipeline.fetch.page_cache import READ_BYTES, read_into_page_cache
+from ringfeed.sharding import build
+from ringfeed.sharding.errors import CorruptionError
 from ringfeed.sharding.storage.storage import Storage
 
 SIZE = (4 << 20) + 123
@@ -13,14 +17,18 @@ SIZE = (4 << 20) + 123
 
 @pytest.fixture
 def cold_file(tmp_path: Path) -> str:
-    """A file that the page cache does not hold, where the file system lets go of it."""
     path = tmp_path / "shard"
     path.write_bytes(os.urandom(SIZE))
+    return chilled(path)
+
+
+def chilled(path: Path) -> str:
+    """A file that the page cache does not hold, where the file system lets go of it."""
     descriptor = os.open(path, os.O_RDONLY)
     os.fsync(descriptor)
     os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
     try:
-        os.preadv(descriptor, [bytearray(1)], SIZE // 2, os.RWF_NOWAIT)
+        os.preadv(descriptor, [bytearray(1)], path.stat().st_size // 2, os.RWF_NOWAIT)
     except BlockingIOError:
         return str(path)
     except OSError:
@@ -31,14 +39,38 @@ def cold_file(tmp_path: Path) -> str:
 
 
 def test_a_cold_file_is_read_once(cold_file: str) -> None:
-    assert read_into_page_cache(cold_file, 0, SIZE)
-    assert not read_into_page_cache(cold_file, 0, SIZE)
+    blocks: list[bytes] = []
+    sizes = [1000, READ_BYTES, 5]
+    assert read_into_page_cache(cold_file, 0, SIZE, lambda block: blocks.append(bytes(block)), sizes)
+    assert [len(block) for block in blocks[:4]] == [*sizes, READ_BYTES]
+    assert b"".join(blocks) == Path(cold_file).read_bytes()
+    assert read_into_page_cache(cold_file, 0, SIZE, blocks.append) is None
+    assert b"".join(blocks) == Path(cold_file).read_bytes()
 
 
 def test_only_the_range_is_looked_at(cold_file: str) -> None:
     assert read_into_page_cache(cold_file, 0, 1 << 20)
     assert not read_into_page_cache(cold_file, 0, 1 << 20)
     assert read_into_page_cache(cold_file, 3 << 20, SIZE)
+
+
+@pytest.mark.parametrize("record_bytes", [50_000, 2 * READ_BYTES])
+@pytest.mark.parametrize("streams", [1, 2])
+def test_cold_shards_are_checked_whole_and_in_parts(tmp_path: Path, streams: int, record_bytes: int) -> None:
+    rows = [{"image": os.urandom(record_bytes)} for _ in range(SIZE // record_bytes)]
+    build(source=rows, destination=str(tmp_path / "data"), shards=1, split={"train": 1})
+    (shard,) = (tmp_path / "data").glob("*.tfrecord")
+    loader = Loader(str(tmp_path / "data"), batch_size=2, streams=streams)
+    chilled(shard)
+    values = [value for batch in loader.numpy_epoch(0) for value in batch["image"]]
+    assert set(values) <= {row["image"] for row in rows}
+    assert len(values) == len(rows) // 2 * 2
+    content = bytearray(shard.read_bytes())
+    content[SIZE // 3] ^= 1
+    shard.write_bytes(content)
+    chilled(shard)
+    with pytest.raises(CorruptionError, match="is damaged"):
+        deque(loader.numpy_epoch(0), maxlen=0)
 
 
 @pytest.mark.parametrize(("start", "stop"), [(0, 0), (5, 5), (0, 1), (SIZE - 1, SIZE), (0, 2 * SIZE), (SIZE, SIZE + 9)])
