@@ -77,7 +77,7 @@ class HorovodRing:
 
     def sendrecv(self, tensor: Tensor, partner: int) -> Tensor:
         """The partner's vector, by an all-to-all where each rank sends to one other."""
-        splits = [len(tensor) if rank == partner else 0 for rank in range(self.size)]
+        splits = [tensor.shape[0] if rank == partner else 0 for rank in range(self.size)]
         received, _ = self._hvd.alltoall(tensor, splits=tf.constant(splits, tf.int32))
         received.set_shape(tensor.shape)
         return received
