@@ -52,8 +52,7 @@ class WarmTrial:
     Attributes:
         first_batch_seconds: seconds until the first batch.
         rate: samples a second after it.
-        steps: batches that were read; 0 where there was no time to fill a cache, and the rate is that of the slowest of
-            the parts alone.
+        steps: batches that were read; 0 where there was no time to fill a cache, and the figures are simulated.
         cached: whether this is what a cache on disk would bring; otherwise the shards are local.
     """
 
@@ -90,27 +89,6 @@ def try_warm(loader: Loader, seconds: float) -> WarmTrial | None:
             steps=after.steps,
             cached=cached,
         )
-
-
-def expect_warm(
-    hand_over: Trial, opening: OpenTrial | None, begin_seconds: float, window_records: float
-) -> WarmTrial | None:
-    """What the loader with a cache is expected to do, from its parts alone.
-
-    Args:
-        hand_over: handing over alone.
-        opening: checksums and decoding alone.
-        begin_seconds: time until the first batch, if all is at hand.
-        window_records: records that are opened before the first batch.
-    """
-    if opening is None:
-        return None
-    parts = [hand_over.samples_per_second, opening.verify, opening.decode]
-    together = 1 / sum(1 / part for part in parts)  # if they shared one core
-    first = begin_seconds + window_records / opening.decode + window_records / opening.verify
-    return WarmTrial(
-        first_batch_seconds=first, rate=Estimate(value=min(parts), low=together, high=min(parts)), steps=0, cached=True
-    )
 
 
 def try_hand_over(loader: Loader, seconds: float) -> tuple[float, Trial]:

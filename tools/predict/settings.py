@@ -1,28 +1,33 @@
-"""The settings of a loader that may help against what limits it, each with what is expected of it.
+"""The settings of a loader that may help against what limits it, each with what the simulator expects of it.
 
-Fetching is expected to scale as the store did alone; what does not fetch takes as long as with all shards at hand.
-Tested in tests/tools/verdict/test_verdict.py and tests/tools/profile/test_predictions.py.
+The measured epoch is expected to change by the factor by which the simulated one does.
+Tested in tests/tools/verdict/test_conclusion.py and tests/tools/profile/test_predictions.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from math import ceil
+from dataclasses import dataclass, replace
+from math import ceil, inf
 from typing import Any
 
-from ringfeed.pipeline import Loader
-from ringfeed.tools.measure.estimates import Estimate, ratio
+from ringfeed.pipeline import Loader, StageStats
+from ringfeed.tools.measure.costs import Costs, StoreCosts
+from ringfeed.tools.measure.dataset_shape import DatasetShape
+from ringfeed.tools.measure.estimates import Estimate, exactly
 from ringfeed.tools.measure.part_trials import OpenTrial, WarmTrial
 from ringfeed.tools.measure.store_trial import PIECE_BYTES, StoreTrial
 from ringfeed.tools.measure.trial import Trial
 
 from .gains import ExpectedGain, MeasuredEpoch, expected_gain
+from .setup import Setup
+from .simulation import EpochFigures
+from .simulator import simulate
 
 _THREADS = 4  # the least number of fetching threads, unless it is given
 _PREFETCH_BYTES = 64 << 20  # a loader's default for a remote store
-_READY_BYTES, _READY_BATCHES = 16 << 20, 64  # see `ChunkSizes`
 _FEW_STREAMS = 4
+_SIMULATED_SHARDS = 512  # of a larger dataset, an epoch's beginning with about so many is simulated
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,14 +38,12 @@ class LoaderTrials:
         store: the remote store.
         warm: the loader with its shards on the local disk.
         hand_over: handing over one chunk again and again.
-        larger: the same with batches of twice the size.
         opening: checksums and decoding.
     """
 
     store: StoreTrial | None = None
     warm: WarmTrial | None = None
     hand_over: Trial | None = None
-    larger: Trial | None = None
     opening: OpenTrial | None = None
 
 
@@ -114,21 +117,125 @@ class LoaderFacts:
         """Bytes that must have come before the first batch: a window of each stream."""
         return min(streams * self.window_bytes, self.epoch_bytes)
 
-    def held_bytes(self, streams: int) -> float:
-        """Bytes of shards in memory: a window of each stream, and the next one."""
-        return min(2 * streams * self.window_bytes, self.epoch_bytes)
 
-    def ready_bytes(self, batch_size: int) -> float:
-        """Bytes of batches that wait in TensorFlow."""
-        batch_bytes = self.record_bytes * self.local_batch_size * batch_size / self.batch_size
-        return batch_bytes * min(max(_READY_BYTES / max(batch_bytes, 1), 2), _READY_BATCHES)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoaderSimulation:
+    """What the simulator is told of a rank's loader: its dataset, what its parts cost, and how it reads.
+
+    Attributes:
+        shape: the shards that the rank reads.
+        costs: of the loader alone.
+        setup: one rank, with this one's part of each batch.
+    """
+
+    shape: DatasetShape
+    costs: Costs
+    setup: Setup
+
+    @staticmethod
+    def of(
+        loader: Loader,
+        shape: DatasetShape,
+        stats: Mapping[str, StageStats],
+        store: StoreTrial | None,
+        hand_over: Trial | None,
+        start_seconds: float,
+    ) -> LoaderSimulation:
+        """Take the costs of a reading: processor time by its counters, all else by the trials of its parts.
+
+        Args:
+            loader: the loader, which was read.
+            shape: its split.
+            stats: its counters.
+            store: a remote store.
+            hand_over: handing over alone.
+            start_seconds: seconds until an epoch's first batch if all is at hand.
+        """
+        options = loader.arguments
+        fetched = max(stats["fetch"].bytes + stats["cache"].bytes, 1)
+        opening = sum(stats[name].cpu_seconds for name in ("fetch", "verify", "open")) / fetched
+        costs = Costs(
+            store=StoreCosts(is_local=True) if store is None else _store_costs(store, shape),
+            byte_seconds=(opening,),
+            hit_byte_seconds=opening,
+            plan_seconds=stats["plan"].cpu_seconds / max(stats["plan"].items, 1),
+            gather_seconds=stats["gather"].cpu_seconds / max(stats["gather"].items, 1),
+            start_seconds=start_seconds,
+            handover_seconds=0.0
+            if hand_over is None
+            else loader.local_batch_size * hand_over.cpu_seconds / hand_over.samples,
+        )
+        ranks = options["world_size"]
+        return LoaderSimulation(
+            shape=shape if ranks == 1 else shape.repeated(int(shape.records.sum()) // ranks),
+            costs=costs,
+            setup=Setup(
+                batch_size=loader.local_batch_size,
+                streams=max(loader.streams // ranks, 1),
+                window_shards=options["window_shards"],
+                fetch_threads=options["fetch_threads"],
+                prefetch_bytes=options["prefetch_bytes"],
+            ),
+        )
+
+    def at_hand(self) -> WarmTrial:
+        """Expect what a cache on the local disk would bring."""
+        epoch = replace(self, costs=replace(self.costs, store=StoreCosts(is_local=True))).epoch()
+        first = epoch.first_batch_seconds
+        rate = exactly(epoch.samples / max(epoch.seconds - first, 1e-9))
+        return WarmTrial(first_batch_seconds=first, rate=rate, steps=0, cached=True)
+
+    def epoch(self, shards: int | None = None, **options: Any) -> EpochFigures:
+        """Simulate an epoch with other shards or options; of many shards its beginning, prolonged to all of it."""
+        shape, setup = self.shape, replace(self.setup, **options)
+        if shards is not None:
+            shape = shape.resharded(shards)
+        total = setup.geometry(int(shape.records.sum())).steps
+        steps = max(ceil(total * min(_SIMULATED_SHARDS / len(self.shape.records), 1.0)), min(total, 2))
+        epoch = simulate(shape, self.costs, replace(setup, steps=steps)).epochs[0]
+        seconds = epoch.seconds * total / steps  # the first batch waits for some of the shards, the others come later
+        return replace(epoch, steps=total, samples=total * setup.batch_size, seconds=seconds)
 
 
-Makers = tuple[Callable[[LoaderFacts, MeasuredEpoch, LoaderTrials], Iterator[ExpectedGain]], ...]
+def _store_costs(store: StoreTrial, shape: DatasetShape) -> StoreCosts:
+    """A read takes the store's latency, and then its bytes as they come through one connection."""
+    size = min(PIECE_BYTES, float(shape.data_bytes.mean()))
+    transfer = size / store.rate_of(1) - store.latency_seconds
+    return StoreCosts(
+        latency_seconds=(store.latency_seconds,),
+        connection_bytes_per_second=max(size / transfer, 1.0) if transfer > 0 else inf,
+        bytes_per_second=max(store.best_bytes_per_second, 1.0),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Case:
+    """A loader as measured, from which settings are simulated."""
+
+    facts: LoaderFacts
+    figures: MeasuredEpoch
+    trials: LoaderTrials
+    simulation: LoaderSimulation
+
+    def expect(
+        self, options: Mapping[str, Any], text: str, *, memory_bytes: float = 0.0, **simulated: Any
+    ) -> ExpectedGain:
+        """What a setting brings, by an epoch as it is and one with what is to be simulated; options if nothing is.
+
+        Memory is what it takes more in the simulation, and `memory_bytes`.
+        """
+        figures, now = self.figures, self.simulation.epoch()
+        then = self.simulation.epoch(**simulated or options)
+        seconds = figures.loader_seconds * then.seconds / now.seconds * now.samples / then.samples
+        first = figures.first_batch_seconds * then.first_batch_seconds / now.first_batch_seconds
+        return expected_gain(
+            figures, options, text, first_batch_seconds=first, seconds=_around(seconds, figures.loader),
+            memory_bytes=then.memory_bytes - now.memory_bytes + memory_bytes,
+        )  # fmt: skip
 
 
 def candidate_settings(
-    limit: str, facts: LoaderFacts, figures: MeasuredEpoch, trials: LoaderTrials
+    limit: str, facts: LoaderFacts, figures: MeasuredEpoch, trials: LoaderTrials, simulation: LoaderSimulation
 ) -> list[ExpectedGain]:
     """The settings that may help, the nearest remedy first.
 
@@ -137,165 +244,69 @@ def candidate_settings(
         facts: the loader's sizes.
         figures: its epoch as measured.
         trials: its parts as measured.
+        simulation: what the simulator is told of it.
     """
-    makers: Mapping[str, Makers] = {
+    makers: Mapping[str, tuple[Callable[[_Case], Iterator[ExpectedGain]], ...]] = {
         "too_few_fetches": (_more_fetches, _more_prefetch, _cache),
         "store_latency": (_larger_shards, _cache),
         "store_bandwidth": (_cache,),
         "hand_over": (_larger_batches,),
         "shuffle_fill": (_fewer_streams,),
     }
-    return [setting for make in makers.get(limit, ()) for setting in make(facts, figures, trials)]
+    case = _Case(facts=facts, figures=figures, trials=trials, simulation=simulation)
+    return [setting for make in makers.get(limit, ()) for setting in make(case)]
 
 
-def _more_fetches(facts: LoaderFacts, figures: MeasuredEpoch, trials: LoaderTrials) -> Iterator[ExpectedGain]:
-    store = trials.store
-    if store is None or store.best_threads <= facts.threads or _is_short(facts):
-        return
-    threads = store.best_threads
-    faster = (figures.loader_seconds - _fixed_seconds(figures, trials)) / _fetch_seconds(store, facts, threads)
-    yield _faster_fetching(
-        faster, f"--fetch-threads {threads}", {"fetch_threads": threads},
-        (threads - facts.threads) * facts.shard_bytes, figures, trials,
-    )  # fmt: skip
+def _more_fetches(case: _Case) -> Iterator[ExpectedGain]:
+    store = case.trials.store
+    if store is not None and store.best_threads > case.facts.threads and not _is_short(case.facts):
+        threads, more = store.best_threads, (store.best_threads - case.facts.threads) * case.facts.shard_bytes
+        yield case.expect({"fetch_threads": threads}, f"--fetch-threads {threads}", memory_bytes=more)
 
 
-def _more_prefetch(facts: LoaderFacts, figures: MeasuredEpoch, trials: LoaderTrials) -> Iterator[ExpectedGain]:
-    if not _is_short(facts):
-        return
-    assert facts.prefetch_bytes is not None
-    size = int(max(2 * facts.prefetch_bytes, _PREFETCH_BYTES))
-    most = max(facts.epoch_bytes - facts.local_streams * facts.window_bytes, 0)
-    held = min(size - facts.prefetch_bytes, most)
-    faster = facts.threads / max(facts.busy_threads, 0.1)
-    if trials.store is not None:
-        fetching = figures.loader_seconds - _fixed_seconds(figures, trials)
-        faster = fetching / _fetch_seconds(trials.store, facts, facts.threads)
-    yield _faster_fetching(
-        faster, f"--prefetch-bytes {size}", {"prefetch_bytes": size}, held, figures, trials
-    )  # fmt: skip
-
-
-def _fetch_seconds(store: StoreTrial, facts: LoaderFacts, threads: int) -> float:
-    """Seconds in which so many threads fetch all shards: first its bytes, then the few of its index."""
-    requests = threads / store.latency_seconds
-    if store.sizes:
-        small = min(store.sizes)
-        requests = min(requests, store.sizes[small].best / small * max(threads / store.best_threads, 1.0))
-    each = facts.shard_bytes / store.rate_of(threads) + 1 / requests
-    fetches = facts.shards + (facts.streams if facts.shards % facts.streams else 0)  # streams cut shards
-    rounds = ceil(fetches / threads) * threads / fetches  # in the last one not all threads have a shard
-    return facts.shards * each * rounds
-
-
-def _fixed_seconds(figures: MeasuredEpoch, trials: LoaderTrials) -> float:
-    """Seconds until the first batch that faster fetching does not save."""
-    return min(trials.warm.first_batch_seconds, figures.first_batch_seconds) if trials.warm is not None else 0.0
+def _more_prefetch(case: _Case) -> Iterator[ExpectedGain]:
+    if _is_short(case.facts):
+        assert case.facts.prefetch_bytes is not None
+        size = int(max(2 * case.facts.prefetch_bytes, _PREFETCH_BYTES))
+        yield case.expect({"prefetch_bytes": size}, f"--prefetch-bytes {size}")
 
 
 def _is_short(facts: LoaderFacts) -> bool:
     return facts.prefetch_bytes is not None and facts.busy_threads < facts.threads / 2
 
 
-def _larger_shards(facts: LoaderFacts, figures: MeasuredEpoch, trials: LoaderTrials) -> Iterator[ExpectedGain]:
-    store = trials.store
-    if store is None or facts.shard_bytes >= PIECE_BYTES / 4:
-        return
-    # A shard and its index take the store's latency, each; larger ones take it less often.
-    size = PIECE_BYTES
-    shards = max(ceil(facts.shards * facts.shard_bytes / size), 1)
-    now = ceil(facts.shards / facts.threads) * 2 * store.latency_seconds
-    then = ceil(shards / facts.threads) * 2 * store.latency_seconds
-    text = f"larger shards: shard-dataset reshard SRC DST --shard-size {size >> 20}MiB"
-    more = facts.held_bytes(facts.local_streams) * (size / facts.shard_bytes - 1)
-    yield _faster_fetching(now / then, text, {}, min(more, facts.epoch_bytes), figures, trials)
+def _larger_shards(case: _Case) -> Iterator[ExpectedGain]:
+    shape = case.simulation.shape
+    if case.trials.store is not None and case.facts.shard_bytes < PIECE_BYTES / 4:
+        text = f"larger shards: shard-dataset reshard SRC DST --shard-size {PIECE_BYTES >> 20}MiB"
+        yield case.expect({}, text, shards=max(ceil(shape.bytes / PIECE_BYTES), 1))
 
 
-def _cache(facts: LoaderFacts, figures: MeasuredEpoch, trials: LoaderTrials) -> Iterator[ExpectedGain]:
-    warm = trials.warm
-    if warm is None or not warm.cached or facts.has_cache:
+def _cache(case: _Case) -> Iterator[ExpectedGain]:
+    warm, figures = case.trials.warm, case.figures
+    if warm is None or not warm.cached or case.facts.has_cache:
         return
     yield expected_gain(
         figures, {"cache": "FOLDER"}, "--cache FOLDER", first_batch_seconds=warm.first_batch_seconds,
         seconds=_around(warm.first_batch_seconds + figures.samples / warm.rate.value, warm.rate), memory_bytes=0,
-        disk_bytes=facts.epoch_bytes, later=True,
+        disk_bytes=case.facts.epoch_bytes, later=True,
     )  # fmt: skip
 
 
-def _larger_batches(facts: LoaderFacts, figures: MeasuredEpoch, trials: LoaderTrials) -> Iterator[ExpectedGain]:
-    small, large = trials.hand_over, trials.larger
-    if small is None or large is None:
-        return
+def _larger_batches(case: _Case) -> Iterator[ExpectedGain]:
+    facts = case.facts
     size = 2 * facts.batch_size
-    # What is not handing over takes as long for each sample as before.
-    rest = max(1 / figures.loader.value - 1 / small.samples_per_second, 0.0)
-    gained = ratio(large.estimate, small.estimate)
-    rate = 1 / (rest + 1 / large.samples_per_second)
-    seconds = figures.first_batch_seconds + figures.samples / rate
-    yield expected_gain(
-        figures, {"batch_size": size}, f"--batch-size {size}", first_batch_seconds=figures.first_batch_seconds,
-        seconds=_around(seconds, gained), memory_bytes=facts.ready_bytes(size) - facts.ready_bytes(facts.batch_size),
-    )  # fmt: skip
+    if size <= facts.records:
+        local = 2 * facts.local_batch_size
+        yield case.expect({"batch_size": size}, f"--batch-size {size}", batch_size=local)
 
 
-def _fewer_streams(facts: LoaderFacts, figures: MeasuredEpoch, trials: LoaderTrials) -> Iterator[ExpectedGain]:
+def _fewer_streams(case: _Case) -> Iterator[ExpectedGain]:
+    facts = case.facts
     streams = max(n for n in range(1, _FEW_STREAMS + 1) if facts.streams % n == 0)
     local = max(streams * facts.local_streams // facts.streams, 1)
-    before = facts.first_batch_bytes(facts.local_streams)
-    after = facts.first_batch_bytes(local)
-    if streams == facts.streams or after >= before:
-        return
-    fixed = _fixed_seconds(figures, trials)
-    fetching = figures.first_batch_seconds - fixed
-    share = after / before if trials.store is None else _first_share(after, before, fetching, facts)
-    first = fixed + fetching * share
-    steady = figures.samples / figures.loader.value
-    everything = max(figures.loader_seconds, fixed + fetching * facts.epoch_bytes / before * share)
-    yield expected_gain(
-        figures, {"streams": streams}, f"--streams {streams}", first_batch_seconds=first,
-        seconds=_around(min(first + steady, everything), figures.loader),
-        memory_bytes=facts.held_bytes(local) - facts.held_bytes(facts.local_streams),
-    )  # fmt: skip
-
-
-def _first_share(after: float, before: float, seconds: float, facts: LoaderFacts) -> float:
-    """The wait for a first batch of `after` bytes / that for `before`, which took so many seconds.
-
-    Fetches share the link. Of c at a time, the last of the k that the first batch needs comes on average after
-    c k / (k + 1) of them, so that those beyond need delay it, too; c follows from how long the k took.
-    """
-
-    def shards(size: float) -> float:
-        return max(size / facts.shard_bytes, 1.0)
-
-    def last(needed: float) -> float:
-        return max(needed, together * needed / (needed + 1))
-
-    needed, came = shards(before), seconds * facts.fetch_bytes_per_second / facts.shard_bytes
-    together = min(came * (needed + 1) / needed if came > needed else facts.threads, facts.shards)
-    return last(shards(after)) / last(needed)
-
-
-def _faster_fetching(
-    faster: float,
-    text: str,
-    options: Mapping[str, Any],
-    memory_bytes: float,
-    figures: MeasuredEpoch,
-    trials: LoaderTrials,
-) -> ExpectedGain:
-    """A setting that makes fetching faster by a factor, in an epoch that fetching limits."""
-    fixed, warm = _fixed_seconds(figures, trials), 0.0  # seconds of the loader's epoch with all shards at hand
-    if trials.warm is not None:
-        warm = trials.warm.first_batch_seconds + figures.samples / trials.warm.rate.value
-    elif trials.hand_over is not None:
-        warm = figures.samples / trials.hand_over.samples_per_second
-    return expected_gain(
-        figures, options, text,
-        first_batch_seconds=fixed + (figures.first_batch_seconds - fixed) / faster,
-        seconds=_around(max(fixed + (figures.loader_seconds - fixed) / faster, warm), figures.loader),
-        memory_bytes=max(memory_bytes, 0),
-    )  # fmt: skip
+    if facts.first_batch_bytes(local) < facts.first_batch_bytes(facts.local_streams):
+        yield case.expect({"streams": streams}, f"--streams {streams}", streams=local)
 
 
 def _around(value: float, rate: Estimate) -> Estimate:

@@ -1,7 +1,7 @@
 """`profile`: checks its arguments, measures store, loader and training in turn, and puts the result together.
 
 `procedure` has the order of the measurements, each of which is a module of its own; `bottleneck` names what limits the
-loader, `verdict` what limits training, `settings` and `predictions` what would help; `command` is `ringfeed profile`.
+loader, `verdict` what limits training, `settings` what would help, by the simulator; `command` is `ringfeed profile`.
 """
 
 from __future__ import annotations

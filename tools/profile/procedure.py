@@ -18,25 +18,25 @@ from ringfeed.pipeline.metrics.stage_counters import CACHE_STAGES, FAULT_STAGES
 from ringfeed.sharding.storage.temporary_folder import temporary_folder
 from ringfeed.sharding.url_secrets import public_url
 from ringfeed.tools.console import print_stderr
+from ringfeed.tools.measure.cost_trials import shape_of
 from ringfeed.tools.measure.epochs_in_turn import in_turn, read_epoch
 from ringfeed.tools.measure.estimates import around, estimate
 from ringfeed.tools.measure.loader_trial import LoaderTrial, try_loader
 from ringfeed.tools.measure.other_load import LoadClock
-from ringfeed.tools.measure.part_trials import expect_warm, try_hand_over, try_opening, try_warm
+from ringfeed.tools.measure.part_trials import try_hand_over, try_opening, try_warm
 from ringfeed.tools.measure.slow_records import SlowRecords, find_slow_records
 from ringfeed.tools.measure.step_trace import trace_step
 from ringfeed.tools.measure.store_trial import StoreTrial, try_store_of
 from ringfeed.tools.measure.training_trials import TrainingTrials, Workload, try_training
 from ringfeed.tools.predict.gains import ExpectedGain, MeasuredEpoch
-from ringfeed.tools.predict.settings import LoaderFacts, LoaderTrials
+from ringfeed.tools.predict.settings import LoaderFacts, LoaderSimulation, LoaderTrials
 from ringfeed.tools.report.profile_result import Profile, TriedKnob
 from ringfeed.tools.report.trace import write_step_trace
-from ringfeed.tools.verdict.bottleneck import Knob, StageProfile, name_bottleneck, name_knob
+from ringfeed.tools.verdict.bottleneck import StageProfile, name_bottleneck, name_knob
 from ringfeed.tools.verdict.conclusion import Measured, conclude
 
 _LEAST_SHARE = 0.2  # of a part's time, whatever the parts before took
 _LEAST_SEARCH = 4.0  # seconds for single records, where some batches are slow
-_LARGER = 2  # times the batch
 _TRIED_ROUNDS = 3
 
 
@@ -75,19 +75,21 @@ def investigate(loader: Loader, workload: Workload | None, url: str, request: Re
     with budget.part("loader") as seconds:
         trial = try_loader(loader, seconds, steps=request.steps, progress=request.progress)
     reading_seconds = trial.first_batch_seconds + trial.seconds
-    stages = _stages(loader.stats(), reading_seconds, trial.disk_bytes, store)
+    stats = loader.stats()
+    stages = _stages(stats, reading_seconds, trial.disk_bytes, store)
     stage = name_bottleneck(stages, parses=loader.undecoded and not loader.locates_features)
     knob = name_knob(stage, stages, loader, trial.disk_bytes, store)
     fetch = next(each for each in stages if each.name == "fetch")
     facts = LoaderFacts.of(loader, fetch.share, fetch.bytes / reading_seconds)
     with budget.part("parts") as seconds:
-        parts = _try_parts(loader, store, knob, facts, trial, seconds, request)
+        parts, simulation = _try_parts(loader, stats, store, facts, trial, seconds, request)
     training, slow = (None, None) if workload is None else _try_workload(workload, trial, budget, request)
     epoch_seconds = _epoch_seconds(loader, trial, facts, stage)
     figures = _figures(loader, trial, training, epoch_seconds, is_fetching=stage == "fetch")
     figures, verdict = conclude(
         Measured(
             figures=figures, facts=facts, parts=parts, training=training, slow=slow, knob=knob,
+            simulation=simulation,
             seconds=reading_seconds if training is None else training.step.seconds,
             disturbed=clock.disturbed(), other_load=clock.other_load(),
             decodes=workload is not None and workload.decodes,
@@ -209,40 +211,32 @@ def _budget(loader: Loader, workload: Workload | None, request: Request) -> Budg
 
 def _try_parts(
     loader: Loader,
+    stats: Mapping[str, StageStats],
     store: StoreTrial | None,
-    knob: Knob,
     facts: LoaderFacts,
     trial: LoaderTrial,
     seconds: float,
     request: Request,
-) -> LoaderTrials:
-    """Measure the loader's parts alone."""
+) -> tuple[LoaderTrials, LoaderSimulation]:
+    """Measure the loader's parts alone, and tell the simulator what they cost."""
     is_remote = not facts.is_local
     warm_share = 0.6 if is_remote else 0.3
     request.report("the loader's parts")
-    begin, hand_over, larger = 0.0, None, None
+    begin, hand_over = 0.0, None
     is_quick = trial.first_batch_seconds < seconds  # each of these trials waits for a first batch
     if is_quick:
         begin, hand_over = try_hand_over(loader, seconds * (1 - warm_share) / 4)
-    size = loader.arguments["batch_size"] * _LARGER
-    if is_quick and "batch_size" in knob.options and size <= loader.records:
-        _, larger = try_hand_over(
-            Loader(**dict(loader.arguments) | {"batch_size": size}), seconds * (1 - warm_share) / 4
-        )
     rate = store.rate_of(1) if store is not None else None
     opening = None
     if not is_remote or rate is not None:
         opening = try_opening(loader, seconds * (1 - warm_share) / 4, rate)
+    simulation = LoaderSimulation.of(loader, shape_of(loader), stats, store, hand_over, begin)
     request.report("the loader with its shards at hand")
     if is_remote and trial.first_batch_seconds > seconds * warm_share / 3:  # a cache takes as long to fill
-        warm = (
-            None
-            if hand_over is None
-            else expect_warm(hand_over, opening, begin, facts.window_bytes * facts.local_streams / facts.record_bytes)
-        )
+        warm = None if hand_over is None else simulation.at_hand()
     else:
         warm = try_warm(loader, seconds * warm_share)
-    return LoaderTrials(store=store, warm=warm, hand_over=hand_over, larger=larger, opening=opening)
+    return LoaderTrials(store=store, warm=warm, hand_over=hand_over, opening=opening), simulation
 
 
 def _figures(

@@ -14,7 +14,7 @@ from ringfeed.tools.measure.slow_records import SlowRecords
 from ringfeed.tools.measure.store_trial import PIECE_BYTES
 from ringfeed.tools.measure.training_trials import TrainingTrials
 from ringfeed.tools.predict.gains import ExpectedGain, MeasuredEpoch
-from ringfeed.tools.predict.settings import LoaderFacts, LoaderTrials, candidate_settings
+from ringfeed.tools.predict.settings import LoaderFacts, LoaderSimulation, LoaderTrials, candidate_settings
 
 from .bottleneck import Knob
 from .verdict import Evidence, Verdict, judge
@@ -34,6 +34,7 @@ class Measured:
         figures: the epoch.
         facts: sizes of the loader.
         parts: the loader's parts alone.
+        simulation: what the simulator is told of the loader.
         training: transform and step; None without a step.
         slow: records that held up their batches.
         knob: what limits the loader by its stages, and what to do about it.
@@ -46,6 +47,7 @@ class Measured:
     figures: MeasuredEpoch
     facts: LoaderFacts
     parts: LoaderTrials
+    simulation: LoaderSimulation
     training: TrainingTrials | None
     slow: SlowRecords | None
     knob: Knob
@@ -87,7 +89,7 @@ def _predictions(verdict: Verdict, measured: Measured, figures: MeasuredEpoch) -
     """What the settings that may help are expected to bring, the nearest remedy first."""
     if verdict.bottleneck in ("step", "none", "unknown"):
         return []
-    predictions = candidate_settings(verdict.bottleneck, measured.facts, figures, measured.parts)
+    predictions = candidate_settings(verdict.bottleneck, measured.facts, figures, measured.parts, measured.simulation)
     options = measured.knob.options
     if verdict.bottleneck == measured.knob.limit and options and all(each.options != options for each in predictions):
         first = figures.first_batch_seconds

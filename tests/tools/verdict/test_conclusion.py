@@ -4,10 +4,13 @@ import json
 import re
 from dataclasses import asdict, replace
 
+import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from ringfeed.tools.measure.costs import Costs, StoreCosts
+from ringfeed.tools.measure.dataset_shape import DatasetShape
 from ringfeed.tools.measure.estimates import Estimate, exactly
 from ringfeed.tools.measure.part_trials import OpenTrial, WarmTrial
 from ringfeed.tools.measure.slow_records import SlowRecord, SlowRecords
@@ -15,7 +18,8 @@ from ringfeed.tools.measure.store_trial import StoreTrial
 from ringfeed.tools.measure.training_trials import TrainingTrials
 from ringfeed.tools.measure.trial import Trial
 from ringfeed.tools.predict.gains import MeasuredEpoch
-from ringfeed.tools.predict.settings import LoaderFacts, LoaderTrials
+from ringfeed.tools.predict.settings import LoaderFacts, LoaderSimulation, LoaderTrials
+from ringfeed.tools.predict.setup import Setup
 from ringfeed.tools.report import plots
 from ringfeed.tools.report.profile_result import Profile
 from ringfeed.tools.verdict.bottleneck import Knob, StageProfile
@@ -43,6 +47,20 @@ def trainings(draw: st.DrawFn, loader: float) -> TrainingTrials:
         together=trial(rate, wait=waiting * SECONDS, cpu=draw(st.floats(0, 8))), lock_held=draw(st.floats(0, 1)),
         transform_name="prepare", step_name="train",
     )  # fmt: skip
+
+
+@st.composite
+def simulations(draw: st.DrawFn, store: StoreTrial) -> LoaderSimulation:
+    """What the simulator is told of a loader of a few shards, local or from a store."""
+    shape = DatasetShape(records=np.full(8, 40), data_bytes=np.full(8, 10**5), index_bytes=np.full(8, 400))
+    local = StoreCosts(is_local=True)
+    remote = StoreCosts(latency_seconds=(store.latency_seconds,), bytes_per_second=store.best_bytes_per_second)
+    seconds = st.floats(1e-7, 1e-3)
+    costs = Costs(
+        store=draw(st.sampled_from([local, remote])), byte_seconds=(draw(seconds) / 100,), gather_seconds=draw(seconds),
+        handover_seconds=draw(seconds), start_seconds=draw(seconds),
+    )  # fmt: skip
+    return LoaderSimulation(shape=shape, costs=costs, setup=Setup(batch_size=32, streams=8, cores=2))
 
 
 @st.composite
@@ -76,8 +94,9 @@ def measurements(draw: st.DrawFn) -> Measured:
         ),
         parts=LoaderTrials(
             store=None if is_local else store, warm=draw(st.sampled_from([None, warm])), hand_over=trial(draw(rates)),
-            larger=trial(draw(rates)), opening=OpenTrial(verify=draw(rates), decode=draw(rates), shards=3),
+            opening=OpenTrial(verify=draw(rates), decode=draw(rates), shards=3),
         ),
+        simulation=draw(simulations(store)),
         training=training,
         slow=slow if transform is not None and draw(st.booleans()) else None,
         knob=Knob(
