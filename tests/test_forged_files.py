@@ -8,8 +8,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import subprocess
-import sys
 import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -25,7 +23,6 @@ import pytest
 
 from tests.helpers.forging.forgeries import FORGERS, SPECIAL, archive_of, hashed_name, members, plant, with_dataset
 from tests.helpers.forging.process import CommandProcess, Outcome
-from tests.helpers.lean import lean_environment
 
 CAMPAIGN, SHORT = 100, 3  # cases of each kind
 MOST_MIB = 1024
@@ -70,9 +67,16 @@ RUN = {
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with an intact file of each kind."""
-    folder = tmp_path_factory.mktemp("forged")
+def commands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CommandProcess]:
+    process = CommandProcess(tmp_path_factory.mktemp("forged"))
+    yield process
+    process.close()
+
+
+@pytest.fixture(scope="module")
+def made(commands: CommandProcess) -> Path:
+    """The folder of the commands, with an intact file of each kind."""
+    folder = commands.folder
     rows = 1000
     columns = {"id": range(rows), "hour": [row % 24 for row in range(rows)], "x": [row / rows for row in range(rows)]}
     table = pa.table({**columns, "label": ["a", "b"] * (rows // 2)})
@@ -86,22 +90,14 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "made.json").write_text(json.dumps({**RUN, "output": output, "checkpoint": {"url": "ck"}}))
     (folder / "fine.json").write_text(json.dumps({**RUN, "data": {**RUN["data"], "url": str(folder / "d")}}))
     for words in (
-        "shard_dataset build x.parquet d --label label --split train=0.8,test=0.2 --shards 2 --workers 1 -q",
-        "cli train --config made.json -q",
-        "cli simulate d --seconds 0.5 --save-costs costs.json --batch-size 64 -q",
+        "shard-dataset build x.parquet d --label label --split train=0.8,test=0.2 --shards 2 --workers 1 -q",
+        "ringfeed train --config made.json -q",
+        "ringfeed simulate d --seconds 0.5 --save-costs costs.json --batch-size 64 -q",
     ):
-        command = [sys.executable, "-m", *f"ringfeed.tools.{words}".split()]
-        done = subprocess.run(command, cwd=folder, env=lean_environment(), capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
+        outcome = commands.run(words.split())
+        assert outcome.status == 0, outcome.lines
     (folder / "w.weights.h5").write_bytes(members((folder / "m.keras").read_bytes())["model.weights.h5"])
     return folder
-
-
-@pytest.fixture(scope="module")
-def commands(made: Path) -> Iterator[CommandProcess]:
-    process = CommandProcess(made)
-    yield process
-    process.close()
 
 
 def case_of(made: Path, kind: Kind, write: Callable[[Path], None]) -> list[str]:

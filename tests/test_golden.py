@@ -455,7 +455,12 @@ for line in sys.stdin:
     child = os.fork()
     if not child:
         sys.argv = [*line.split(), "--help"]
-        sys.exit(mains[sys.argv[0]]())
+        try:
+            status = mains[sys.argv[0]]()
+        except SystemExit as end:
+            status = end.code
+        sys.stdout.flush()
+        os._exit(status or 0)  # without taking apart all that was imported
     assert os.waitpid(child, 0)[1] == 0
     print(end="\\f", flush=True)
 """

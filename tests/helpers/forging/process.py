@@ -30,7 +30,7 @@ class CommandProcess:
     """A process that imports everything once. Its folder is the current one of the commands."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self.folder = folder
         self._process: subprocess.Popen[str] | None = None
 
     def run(self, words: Sequence[str]) -> Outcome:
@@ -38,7 +38,7 @@ class CommandProcess:
         if self._process is None:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "tests.helpers.forging.worker"],
-                cwd=self._folder,
+                cwd=self.folder,
                 env=self._environment(),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
