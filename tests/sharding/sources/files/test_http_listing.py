@@ -12,7 +12,7 @@ import tarfile
 import zipfile
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from functools import partial
+from functools import cache, partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -41,6 +41,7 @@ from tests.servers.web import Behaviour, served
 
 ROWS = 60_000
 Serve = Callable[..., AbstractContextManager[str]]
+Here = Callable[[str], dict[str, str]]
 
 
 @pytest.fixture(scope="module")
@@ -89,13 +90,18 @@ def built(source: str, destination: Path) -> dict[str, str]:
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
 
 
+@pytest.fixture(scope="module")
+def here(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Here:
+    """`built` from a file on this machine; once for each file."""
+    return cache(lambda name: built(str(folder / name), tmp_path_factory.mktemp("here") / "out"))
+
+
 @pytest.mark.parametrize("ranges", [True, False], ids=["with ranges", "without"])
-def test_a_folder_of_images(folder: Path, serve: Serve, tmp_path: Path, ranges: bool) -> None:
+def test_a_folder_of_images(here: Here, serve: Serve, tmp_path: Path, ranges: bool) -> None:
     with serve(ranges=ranges) as url:
         for name in ("images", "images/"):
-            assert built(f"{url}/{name}", tmp_path / "there") == built(str(folder / name), tmp_path / "here")
+            assert built(f"{url}/{name}", tmp_path / "there") == here(name)
             shutil.rmtree(tmp_path / "there")
-            shutil.rmtree(tmp_path / "here")
 
 
 def test_a_file_served_for_all_names_below_it_is_no_dataset(tmp_path: Path) -> None:
@@ -122,35 +128,34 @@ def test_a_file_served_for_all_names_below_it_is_no_dataset(tmp_path: Path) -> N
     assert there == built(str(tmp_path / "rows.csv"), tmp_path / "here")
 
 
-def test_folders_that_name_partition_keys(folder: Path, serve: Serve, tmp_path: Path) -> None:
+def test_folders_that_name_partition_keys(folder: Path, here: Here, serve: Serve, tmp_path: Path) -> None:
     for number, key in enumerate(("place=a b", "place=50%25", "place=c%2Fd")):
         (folder / "parts" / key).mkdir(parents=True)
         pq.write_table(pa.table({"label": [number, 0, 1]}), folder / "parts" / key / "rows.parquet")
     with serve(ranges=True) as url:
-        assert built(f"{url}/parts", tmp_path / "there") == built(str(folder / "parts"), tmp_path / "here")
+        assert built(f"{url}/parts", tmp_path / "there") == here("parts")
     assert open_dataset(str(tmp_path / "there")).manifest.schema.names == ("label", "place")
 
 
-def test_a_folder_of_files_whose_names_end_in_numbers(folder: Path, serve: Serve, tmp_path: Path) -> None:
+def test_a_folder_of_files_whose_names_end_in_numbers(folder: Path, here: Here, serve: Serve, tmp_path: Path) -> None:
     built(str(folder / "rows.parquet"), tmp_path / "source")
     (folder / "records").mkdir()
     for number, path in enumerate(sorted((tmp_path / "source").glob("*.tfrecord"))):
         shutil.copy(path, folder / "records" / f"train.tfrecord-{number:05d}-of-00002")
     with serve(ranges=True) as url:
-        assert built(f"{url}/records", tmp_path / "there") == built(str(folder / "records"), tmp_path / "here")
+        assert built(f"{url}/records", tmp_path / "there") == here("records")
 
 
 @pytest.mark.parametrize("name", ["rows.csv", "rows.csv.gz", "rows.parquet", "rows.orc"])
 def test_large_files_are_read_from_servers_with_ranges(
-    folder: Path, serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+    here: Here, serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.setattr(storage, "_READ_AHEAD_BYTES", 1 << 20)
-    here = built(str(folder / name), tmp_path / "here")
     with serve(ranges=True) as url:
-        assert built(f"{url}/{name}", tmp_path / "there") == here
+        assert built(f"{url}/{name}", tmp_path / "there") == here(name)
     if "csv" in name:  # it is read from start to end
         with serve(ranges=False) as url:
-            assert built(f"{url}/{name}", tmp_path / "whole") == here
+            assert built(f"{url}/{name}", tmp_path / "whole") == here(name)
         return
     with (
         serve(ranges=False) as url,
@@ -174,17 +179,17 @@ def test_archives_are_read_from_servers_with_ranges(folder: Path, tmp_path: Path
 
 
 @pytest.mark.parametrize("name", ["rows.csv", "rows.csv.gz"])
-def test_a_file_by_a_signed_link(folder: Path, serve: Serve, tmp_path: Path, name: str) -> None:
+def test_a_file_by_a_signed_link(here: Here, serve: Serve, tmp_path: Path, name: str) -> None:
     with serve(ranges=True) as url:
-        assert built(f"{url}/{name}?Expires=1&Sig=a%2Fb#", tmp_path / "a") == built(str(folder / name), tmp_path / "b")
+        assert built(f"{url}/{name}?Expires=1&Sig=a%2Fb#", tmp_path / "a") == here(name)
         again = open_source(f"{url}/{name}?Expires=2&Sig=c", "label").fingerprint
         assert open_dataset(str(tmp_path / "a")).manifest.source == {"url": f"{url}/{name}", "fingerprint": again}
 
 
-def test_a_scheme_in_capitals(folder: Path, serve: Serve, tmp_path: Path) -> None:
+def test_a_scheme_in_capitals(here: Here, serve: Serve, tmp_path: Path) -> None:
     with serve(ranges=True) as url:
         there = url.replace("http", "HTTP") + "/rows.parquet"
-        assert built(there, tmp_path / "a") == built(str(folder / "rows.parquet"), tmp_path / "b")
+        assert built(there, tmp_path / "a") == here("rows.parquet")
         images = tmp_path / "list.txt"
         images.write_text(there.replace("rows.parquet", "images/class%20%230%2C%2050%25/0.png\n") * 4)
         allowed = PrepareOptions(images_from=(url,))
@@ -220,9 +225,9 @@ FORWARD = ["rows.csv", "rows.csv.gz", "rows.jsonl", "rows.tar"]
 
 
 @pytest.mark.parametrize("name", [*SEEKING, "rows.csv", "rows.tar"])
-def test_a_server_that_sends_less_at_a_time(folder: Path, tmp_path: Path, name: str) -> None:
+def test_a_server_that_sends_less_at_a_time(folder: Path, here: Here, tmp_path: Path, name: str) -> None:
     with misbehaving(folder, most_bytes=300_000) as url:
-        assert built(f"{url}/{name}", tmp_path / "there") == built(str(folder / name), tmp_path / "here")
+        assert built(f"{url}/{name}", tmp_path / "there") == here(name)
 
 
 @pytest.mark.usefixtures("at_once")
@@ -236,10 +241,10 @@ def test_a_server_that_sends_other_bytes(folder: Path, tmp_path: Path, name: str
 
 @pytest.mark.parametrize("name", SEEKING)
 @pytest.mark.parametrize("wrong", [{"ranges": False}, {"ranges": False, "sized": False}], ids=repr)
-def test_random_access_needs_ranges(folder: Path, tmp_path: Path, name: str, wrong: dict[str, Any]) -> None:
+def test_random_access_needs_ranges(folder: Path, here: Here, tmp_path: Path, name: str, wrong: dict[str, Any]) -> None:
     with misbehaving(folder, **wrong) as url:
         if wrong.get("sized", True):  # small enough to come at once
-            assert built(f"{url}/{name}", tmp_path / "there") == built(str(folder / name), tmp_path / "here")
+            assert built(f"{url}/{name}", tmp_path / "there") == here(name)
             return
         with pytest.raises(OSError, match=rf"^{url}/{name}: the server ignores range requests .*; copy the file to"):
             built(f"{url}/{name}", tmp_path / "there")
@@ -247,9 +252,11 @@ def test_random_access_needs_ranges(folder: Path, tmp_path: Path, name: str, wro
 
 @pytest.mark.parametrize("name", FORWARD)
 @pytest.mark.parametrize("wrong", [{"ranges": False}, {"ranges": False, "sized": False}, {"sized": False}], ids=repr)
-def test_sequential_reads_need_no_ranges(folder: Path, tmp_path: Path, name: str, wrong: dict[str, Any]) -> None:
+def test_sequential_reads_need_no_ranges(
+    folder: Path, here: Here, tmp_path: Path, name: str, wrong: dict[str, Any]
+) -> None:
     with misbehaving(folder, **wrong) as url:
-        assert built(f"{url}/{name}", tmp_path / "there") == built(str(folder / name), tmp_path / "here")
+        assert built(f"{url}/{name}", tmp_path / "there") == here(name)
 
 
 def test_sizes_unknown_to_a_server(folder: Path) -> None:
@@ -274,19 +281,19 @@ def test_large_text_from_a_server_without_ranges_is_one_part(folder: Path) -> No
 @pytest.mark.usefixtures("at_once")
 @pytest.mark.parametrize("ranges", [True, False], ids=["with ranges", "without"])
 @pytest.mark.parametrize("name", ["rows.csv", "rows.tar", "images"])
-def test_a_server_that_fails_now_and_then(folder: Path, tmp_path: Path, name: str, ranges: bool) -> None:
+def test_a_server_that_fails_now_and_then(folder: Path, here: Here, tmp_path: Path, name: str, ranges: bool) -> None:
     ends = ("rows.csv", "rows.tar", "images/", "50%25/", "0.png", "_ringfeed/dataset.json")
     behaviour = Behaviour(
         ranges=ranges, refusals={end: [503, 429] * 3 for end in ends}, cut={"rows.csv": 2, "rows.tar": 2, "1.png": 2}
     )
     with served(folder, behaviour=behaviour) as url:
-        assert built(f"{url}/{name}", tmp_path / "there") == built(str(folder / name), tmp_path / "here")
+        assert built(f"{url}/{name}", tmp_path / "there") == here(name)
 
 
 @pytest.mark.usefixtures("at_once")
-def test_a_server_that_refuses_a_third_of_all_requests(folder: Path, tmp_path: Path) -> None:
+def test_a_server_that_refuses_a_third_of_all_requests(folder: Path, here: Here, tmp_path: Path) -> None:
     with misbehaving(folder, busy=1 / 3) as url:
-        assert built(f"{url}/images", tmp_path / "there") == built(str(folder / "images"), tmp_path / "here")
+        assert built(f"{url}/images", tmp_path / "there") == here("images")
 
 
 @pytest.mark.usefixtures("at_once")
@@ -427,11 +434,11 @@ def test_a_changed_file_is_noticed_by_its_time(tmp_path: Path) -> None:
             check_unchanged(listings)
 
 
-def test_a_file_served_compressed(folder: Path, tmp_path: Path) -> None:
+def test_a_file_served_compressed(folder: Path, here: Here, tmp_path: Path) -> None:
     behaviour = Behaviour(encoding="gzip")
     with served(folder, behaviour=behaviour) as url:
         there = f"{url}/rows.csv.gz"  # as Apache says of such files
-        assert built(there, tmp_path / "there") == built(str(folder / "rows.csv.gz"), tmp_path / "here")
+        assert built(there, tmp_path / "there") == here("rows.csv.gz")
         with pytest.raises(StorageError, match=r"rows\.csv: the server sends it compressed \(Content-Encoding: gzip\)"):
             built(f"{url}/rows.csv", tmp_path / "other")
     assert {headers["Accept-Encoding"] for _, _, headers in behaviour.asked} == {"identity"}
