@@ -136,8 +136,9 @@ def follow(page: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pyte
             Path(f"block_{number}.py").write_text(block)
             runpy.run_path(f"block_{number}.py")
         elif language == "bash":
+            whole_lines = re.sub(r" *\\\n *", " ", block).splitlines(keepends=True)
             for is_command, lines in itertools.groupby(
-                block.splitlines(keepends=True), lambda line: line.startswith(("ringfeed ", "shard-dataset "))
+                whole_lines, lambda line: line.startswith(("ringfeed ", "shard-dataset "))
             ):
                 follow_lines(list(lines), is_command=is_command)
         elif language == "text":

@@ -51,6 +51,16 @@ def test_every_page_has_a_navigation_beside_it(site: Path) -> None:
         assert side.count("md-nav__item--active") >= 2, f"{path.name}: no section in the navigation of mkdocs.yml"
 
 
+def test_lists_and_flags_stay_whole(site: Path) -> None:
+    """Code below an item of a list would start the numbers anew, and browsers break lines behind hyphens."""
+    for path in (ROOT / "docs").rglob("*.md"):
+        assert re.findall(r"^ {1,3}```", path.read_text(), re.MULTILINE) == [], path.name
+    page = (site / "preparing.html").read_text()
+    assert '<code><span class="flag">--schema</span> FILE</code>' in page
+    assert "<code>--" not in page
+    assert ".flag { white-space: nowrap; }" in (site / "site" / "style.css").read_text()
+
+
 def test_tables_scroll_in_themselves(site: Path) -> None:
     """As the theme makes all tables without a class do."""
     (theme,) = site.glob("assets/stylesheets/main.*.css")
@@ -127,7 +137,7 @@ def test_the_reference_has_every_command_and_option(site: Path) -> None:
     for program, commands in programs.items():
         page = (site / f"reference/{program}.html").read_text()
         assert [command for command in commands if f'id="{command}"' not in page] == []
-    assert "<code>--print-schema</code>" in page
+    assert '<code><span class="flag">--print-schema</span></code>' in page
 
 
 def test_the_reference_has_every_key_of_the_configuration(site: Path) -> None:

@@ -28,6 +28,8 @@ BOOSTS = {"reference/api/": 0.1, "reference/errors": 0.5, "changelog": 0.2, "ref
 LINK = re.compile(r"\[([^\[\]]*)\]\((?!https?://|mailto:|#)([^)\s#]+)")
 ATTRIBUTE = re.compile(r"""(<[^>]*?\b(?:src|srcset|href)=["'])(?!https?://|mailto:|#)([^"'#]+)""")
 PAGE_NAME = re.compile(r"[\w/.-]+\.md")
+CODE = re.compile(r"<code>[^<]*</code>")
+FLAG = re.compile(r"(?<![^\s>])--\w[\w-]*")
 FENCED = re.compile(r"(^```.*?^```)", re.MULTILINE | re.DOTALL)
 
 
@@ -89,6 +91,11 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
         if not part.startswith("```"):
             parts[number] = ATTRIBUTE.sub(in_html, LINK.sub(on_site, part))
     return "".join(parts)
+
+
+def on_page_content(html: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Keeps flags whole at the ends of lines, where browsers would break `--` off."""
+    return CODE.sub(lambda code: FLAG.sub(r'<span class="flag">\g<0></span>', code[0]), html)
 
 
 def on_env(env: Environment, *, config: MkDocsConfig, files: Files) -> None:

@@ -61,9 +61,16 @@ def plan_tabular(manifest: Manifest, data: DataConfig, columns: Sequence[Feature
 
     A ConfigError says what to do about a column that cannot be an input of a tabular model.
     """
+    columns = feature_columns(manifest, data) if columns is None else columns
+    for feature in columns:
+        if feature.is_image:
+            raise ConfigError(
+                f"column {feature.name!r} holds images, which a tabular model cannot take; choose a network of images "
+                f"with model.name=convnet and model.image_shape=[64,64,3], or {_LEAVE_OUT.format(feature.name)}"
+            )
     return plan_columns(
         manifest,
-        feature_columns(manifest, data) if columns is None else columns,
+        columns,
         split=data.train_split,
         categorical=data.categorical,
         leave_out=_LEAVE_OUT,

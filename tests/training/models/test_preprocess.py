@@ -100,6 +100,9 @@ def test_texts_without_a_vocabulary_and_ragged_columns_say_what_to_do() -> None:
     free = {**STATISTICS, "carrier": FeatureStatistics(count=4)}
     with pytest.raises(ConfigError, match=r"leave it out with data.exclude=\[carrier\]"):
         plan_tabular(manifest(free), DataConfig(url="x"))
+    images = (Feature(name="photo", dtype="binary", encoding="image"), FEATURES[-1])
+    with pytest.raises(ConfigError, match=r"'photo' holds images, .* model.name=convnet and .*exclude=\[photo\]"):
+        plan_tabular(manifest({**STATISTICS, "photo": STATISTICS["when"]}, images), DataConfig(url="x"))
     ragged = (Feature(name="tags", dtype="int64", shape=(None,)), FEATURES[-1])
     with pytest.raises(ConfigError, match=r"'tags' .* cannot be an input of a tabular model"):
         plan_tabular(manifest({**STATISTICS, "tags": STATISTICS["when"]}, ragged), DataConfig(url="x"))
