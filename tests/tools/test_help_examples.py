@@ -89,7 +89,7 @@ def test_an_example_of_the_help_runs(
             line = line.replace(place, url)
         words = shlex.split(line)
         measures = "runs/1/records" not in line and "--costs" not in words
-        return run_here(words[0], [*words[1:], *(["--seconds", "0.5"] if measures else [])], {})
+        return run_here(words[0], [*words[1:], *(["--seconds", "0.2"] if measures else [])], {})
 
     if "--costs" in example and not (folder / "costs.json").exists():
         assert run(next(line for line in EXAMPLES if "--save-costs" in line)) == 0

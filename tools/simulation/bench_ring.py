@@ -125,7 +125,7 @@ def try_ring(ring: Ring, size: int, seconds: float) -> RingTrial:
 
     count = size // 4
 
-    @tf.function  # type: ignore[untyped-decorator]  # TensorFlow ships no types
+    @tf.function(autograph=False)  # type: ignore[untyped-decorator]  # TensorFlow ships no types
     def repeated(tensor: Any, calls: Any) -> Any:
         """The mean, over and over: it is the same from the first call on."""
         return tf.while_loop(

@@ -49,7 +49,7 @@ def make_worker_loop(
         go_on = tf.cond(is_step, lambda: updated(number, flat), lambda: tf.constant(False))
         return go_on, tf.maximum(last, number)
 
-    @tf.function  # type: ignore[untyped-decorator]  # TensorFlow ships no types
+    @tf.function(autograph=False)  # type: ignore[untyped-decorator]  # TensorFlow ships no types
     def loop() -> Tensor:
         start = [tf.constant(True), tf.constant(0, tf.int64)]
         (go_on, last), after = finished(lambda: tf.while_loop(lambda go, _: go, body, start, parallel_iterations=1))

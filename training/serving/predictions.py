@@ -216,6 +216,7 @@ class Predictor:
         masks = [mask_name(name) for name in self._masks]
         taken = [*inputs, *(mask for mask, name in zip(masks, self._masks, strict=True) if name in inputs)]
 
+        @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]  # TensorFlow ships no types
         def prepare(element: Mapping[str, Any]) -> Any:
             kept = {name: element[name] for name in [*self.keep, *masks]}
             return self.model.inputs({name: element[name] for name in taken}), kept, element["sample_weight"]

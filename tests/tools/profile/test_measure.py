@@ -29,7 +29,7 @@ from ringfeed.tools.report.profile_result import Profile
 from ringfeed.tools.verdict.bottleneck import StageProfile, name_bottleneck
 from tests.helpers.commands import Cli
 
-profile = partial(measure.profile, seconds=0.5)  # which may not suffice for an epoch: tests that need one give `steps`
+profile = partial(measure.profile, seconds=0.2)  # which may not suffice for an epoch: tests that need one give `steps`
 STAGES = ("fetch", "verify", "open", "plan", "gather", "deliver")
 
 
@@ -172,7 +172,7 @@ def test_cache_bytes_without_a_cache_given_by_name_is_refused(dataset: str, cach
 def test_the_command_takes_the_options_of_the_loader(
     dataset: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = ["profile", dataset, "--batch-size", "20", "--seconds", "0.5", "--json"]
+    command = ["profile", dataset, "--batch-size", "20", "--seconds", "0.2", "--json"]
     assert main(command) == 0
     assert json.loads(capsys.readouterr().out)["options"] == {}
     flags = ["--columns", "x", "--where", "y==1", "--streams", "2", "--window-shards", "2", "--fetch-threads", "1"]
@@ -242,7 +242,7 @@ def test_missing_values_in_unread_columns_need_no_fill(tmp_path: Path, capsys: p
     table = pa.table({"x": range(40), "word": [None, "a"] * 20, "y": [i % 2 for i in range(40)]})
     pq.write_table(table, tmp_path / "s.parquet")
     build(BuildOptions(source=str(tmp_path / "s.parquet"), destination=str(tmp_path / "d"), label="y", shards=2))
-    command = ["profile", str(tmp_path / "d"), "--batch-size", "10", "--seconds", "0.5"]
+    command = ["profile", str(tmp_path / "d"), "--batch-size", "10", "--seconds", "0.2"]
     assert main([*command, "--columns", "x"]) == 0
     assert main([*command, "--columns", "x,word"]) == 1
     assert "--fill word=VALUE" in capsys.readouterr().err
@@ -272,7 +272,7 @@ def test_a_profile_of_one_step_is_refused(dataset: str) -> None:
 
 def test_the_command_prints_one_json_document(dataset: str, installed: Cli) -> None:
     done = installed(
-        "ringfeed", "profile", dataset, "--batch-size", "20", "--steps", "10", "--seconds", "0.5", "--json"
+        "ringfeed", "profile", dataset, "--batch-size", "20", "--steps", "10", "--seconds", "0.2", "--json"
     )
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
@@ -295,7 +295,7 @@ def test_fill_values_and_classes_get_the_dtypes_of_their_features(
     )
     pq.write_table(table, tmp_path / "s.parquet")
     build(BuildOptions(source=str(tmp_path / "s.parquet"), destination=str(tmp_path / "d"), label="code", shards=2))
-    command = ["profile", str(tmp_path / "d"), "--batch-size", "10", "--seconds", "0.5", "--json"]
+    command = ["profile", str(tmp_path / "d"), "--batch-size", "10", "--seconds", "0.2", "--json"]
     command += ["--balance", '{"0": 0.3, "1": 0.7}']
     assert main(command) == 1
     assert json.loads(capsys.readouterr().err) == {

@@ -97,7 +97,7 @@ def test_of_a_profile(result: Profile) -> None:
 
 
 def test_what_was_not_measured_is_said(dataset: str) -> None:
-    alone = profile(dataset, batch_size=40, seconds=0.5)
+    alone = profile(dataset, batch_size=40, seconds=0.2)
     cases: list[tuple[Any, str]] = [
         (plots.plot_training, "needs a profile with a step"),
         (plots.plot_tried, "names no option"),
@@ -129,7 +129,7 @@ def test_a_page_needs_no_other_file(result: Profile, tmp_path: Path) -> None:
 def test_the_command_writes_the_page_and_checks_its_place_first(
     dataset: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    command = ["profile", dataset, "--batch-size", "40", "--seconds", "0.5", "--html"]
+    command = ["profile", dataset, "--batch-size", "40", "--seconds", "0.2", "--html"]
     assert main([*command, str(tmp_path / "new" / "page.html")]) == 0
     assert "The loader alone: " in (tmp_path / "new" / "page.html").read_text()
     capfd.readouterr()

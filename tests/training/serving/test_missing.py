@@ -53,7 +53,7 @@ def _train(folder: Path, data: str, network: str, case: str, **more: Any) -> str
     options = {"categorical": ["value"]} if network == "wide_deep" and is_code else {}
     tree = {
         "data": {"url": data, "batch_size": 40, "exclude": ["key"], "eval_split": None, **options},
-        "model": {"name": network, "hidden": [8]},
+        "model": {"name": network, "hidden": [8], "norm": "none"},
         "optimizer": {"name": "adam", "learning_rate": 0.05},
         "epochs": 8,
         "output": {"model": str(folder / "model.keras")},
