@@ -21,7 +21,16 @@ debian() {
 
 suitable() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; }
 
+# Whether nothing more is to be installed for an environment of this Python with packages that are compiled.
+complete() {
+    "$1" -c 'import ensurepip, os, sys, sysconfig, venv
+sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))' 2>/dev/null
+}
+
+# Distributions compile Python with a profile, which pyenv does not: theirs takes a tenth less processor time.
 find_python() {
+    system=/usr/bin/python3
+    if [ -z "${PYTHON:-}" ] && suitable $system && complete $system; then echo $system; return; fi
     for candidate in ${PYTHON:-python3 python3.13 python3.12 python3.11 python3.10}; do
         if suitable "$candidate"; then echo "$candidate"; return; fi
     done
