@@ -40,7 +40,8 @@ ARCHIVE = Path(__file__).resolve().parents[2] / "golden" / "old_layout.tar.gz"
 @pytest.fixture
 def old(tmp_path: Path) -> Path:
     with tarfile.open(ARCHIVE) as archive:
-        archive.extractall(tmp_path, filter="data")
+        archive.extraction_filter = getattr(tarfile, "data_filter", None)  # Python 3.11.4 has it
+        archive.extractall(tmp_path)
     return tmp_path
 
 
