@@ -47,10 +47,10 @@ with os.fdopen(os.dup(1), "w") as replies:
             stats.start_train(epoch)
             stats.end_train(epoch, benchmark._train(epoch))
             framework.get_loader(DatasetType.TRAIN).finalize()
-            args.reconfigure(epoch + 1)
-            gc.collect()
             reply = {
                 "utilisation": float(stats.train_au[-1]), "rate": float(stats.train_throughput[-1]),
                 "processor_seconds": processor_seconds() - before,
             }  # fmt: skip
+            args.reconfigure(epoch + 1)
+            gc.collect()
             print(json.dumps(reply), file=replies, flush=True)

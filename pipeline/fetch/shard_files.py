@@ -102,7 +102,7 @@ class SourceReader:
             try:
                 with self._counters.busy("fetch", items=1, size=stop - start):
                     if self._remote is not None:
-                        data = pa.py_buffer(self._fetch_part(shard.path, start, stop))
+                        data = self._fetch_part(shard.path, start, stop)
                         intact = None
                     else:
                         whole = self._storage.map(shard.path, will_need=False)
@@ -234,9 +234,9 @@ class SourceReader:
             self._counters.add("fetch", wait=time.perf_counter() - begun)
         return is_kept
 
-    def _fetch_part(self, path: str, start: int, stop: int) -> bytes:
+    def _fetch_part(self, path: str, start: int, stop: int) -> pa.Buffer:
         assert self._remote is not None
-        read = partial(self._storage.read_range, path, start, stop)
+        read = partial(self._storage.map_range, path, start, stop)
         with self._counters.waiting("fetch"):
             return self._remote.call(read, self._of_parts, stop - start, self._storage.locate(path))
 

