@@ -10,7 +10,7 @@ import json
 import re
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
@@ -222,13 +222,15 @@ def _by_torch(step: Callable[[Any], None], batches: Sequence[Any]) -> list[Span]
     with temporary_folder() as folder:
         path = Path(folder) / "trace.json"
         recorded.export_chrome_trace(str(path))
-        events = json.loads(path.read_text())["traceEvents"]
-    kinds = [(event, "step" if event["name"] == _STEP else _TORCH_KINDS.get(event.get("cat", ""))) for event in events]
-    return [
-        Span(
-            name=event["name"], kind=kind, place=f"{kind} {event['tid']}", begin=event["ts"] * 1e-6,
-            end=(event["ts"] + event["dur"]) * 1e-6,
-        )
-        for event, kind in kinds
-        if kind and event["ph"] == "X" and event.get("cat") != "gpu_user_annotation"
-    ]  # fmt: skip
+        return list(read_events(json.loads(path.read_text())["traceEvents"]))
+
+
+def read_events(events: Sequence[Mapping[str, Any]]) -> Iterator[Span]:
+    """Yield steps and operations of a trace by PyTorch's profiler, in Chrome's trace event format."""
+    for event in events:
+        category = event.get("cat", "")
+        is_step = event["name"] == _STEP and category == "user_annotation"
+        kind = "step" if is_step else _TORCH_KINDS.get(category)
+        if kind and event["ph"] == "X":
+            begin, place = event["ts"] * 1e-6, f"{kind} {event['tid']}"
+            yield Span(name=event["name"], kind=kind, place=place, begin=begin, end=begin + event["dur"] * 1e-6)
