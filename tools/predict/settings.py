@@ -25,7 +25,6 @@ from .simulation import EpochFigures
 from .simulator import simulate
 
 _THREADS = 4  # the least number of fetching threads, unless it is given
-_PREFETCH_BYTES = 64 << 20  # a loader's default for a remote store
 _FEW_STREAMS = 4
 _SIMULATED_SHARDS = 512  # of a larger dataset, an epoch's beginning with about so many is simulated
 
@@ -55,7 +54,6 @@ class LoaderFacts:
         streams: streams of all ranks.
         local_streams: streams of this rank.
         threads: fetching threads, the least number.
-        busy_threads: threads that fetched at a time, on average.
         shards: shards of the split.
         shard_bytes: mean bytes of a shard with its index.
         window_bytes: mean bytes of a window.
@@ -63,17 +61,14 @@ class LoaderFacts:
         record_bytes: bytes of a record.
         batch_size: global batch.
         local_batch_size: the rank's part of it.
-        records: records of the split.
         is_local: whether the dataset is on a local disk.
         has_cache: whether there is a cache.
-        prefetch_bytes: limit that was given, if any.
         fetch_bytes_per_second: what came, over the whole of the reading.
     """
 
     streams: int
     local_streams: int
     threads: int
-    busy_threads: float
     shards: int
     shard_bytes: float
     window_bytes: float
@@ -81,14 +76,12 @@ class LoaderFacts:
     record_bytes: float
     batch_size: int
     local_batch_size: int
-    records: int
     is_local: bool
     has_cache: bool
-    prefetch_bytes: int | None
     fetch_bytes_per_second: float
 
     @staticmethod
-    def of(loader: Loader, busy_threads: float, fetch_bytes_per_second: float) -> LoaderFacts:
+    def of(loader: Loader, fetch_bytes_per_second: float) -> LoaderFacts:
         """The facts of a loader, and of the reading of it."""
         options, split = loader.arguments, loader.manifest.split(loader.arguments["split"])
         plan = loader.plan()
@@ -98,7 +91,6 @@ class LoaderFacts:
             streams=loader.streams,
             local_streams=max(loader.streams // options["world_size"], 1),
             threads=options["fetch_threads"] or _THREADS,
-            busy_threads=busy_threads,
             shards=split.shards,
             shard_bytes=shard_bytes,
             window_bytes=min(options["window_shards"], split.shards) * shard_bytes,
@@ -106,10 +98,8 @@ class LoaderFacts:
             record_bytes=epoch_bytes / max(loader.steps_per_epoch * loader.local_batch_size, 1),
             batch_size=options["batch_size"],
             local_batch_size=loader.local_batch_size,
-            records=loader.records,
             is_local=options["url"].local_path is not None,
             has_cache=options["cache"] is not None,
-            prefetch_bytes=options["prefetch_bytes"],
             fetch_bytes_per_second=fetch_bytes_per_second,
         )
 
@@ -167,7 +157,7 @@ class LoaderSimulation:
         )
         ranks = options["world_size"]
         return LoaderSimulation(
-            shape=shape if ranks == 1 else shape.repeated(int(shape.records.sum()) // ranks),
+            shape=shape if ranks == 1 else _share(shape, ranks),
             costs=costs,
             setup=Setup(
                 batch_size=loader.local_batch_size,
@@ -190,11 +180,23 @@ class LoaderSimulation:
         shape, setup = self.shape, replace(self.setup, **options)
         if shards is not None:
             shape = shape.resharded(shards)
+        streams = range(setup.streams or 1, 0, -1)
+        setup = replace(setup, streams=next(n for n in streams if setup.batch_size % n == 0))
         total = setup.geometry(int(shape.records.sum())).steps
         steps = max(ceil(total * min(_SIMULATED_SHARDS / len(self.shape.records), 1.0)), min(total, 2))
         epoch = simulate(shape, self.costs, replace(setup, steps=steps)).epochs[0]
         seconds = epoch.seconds * total / steps  # the first batch waits for some of the shards, the others come later
         return replace(epoch, steps=total, samples=total * setup.batch_size, seconds=seconds)
+
+
+def _share(shape: DatasetShape, ranks: int) -> DatasetShape:
+    """The shards of one of some ranks, all of one size."""
+    shards = max(round(len(shape.records) / ranks), 1)
+    whole = shape.resharded(shards * ranks)
+    return replace(
+        whole, records=whole.records[:shards], data_bytes=whole.data_bytes[:shards],
+        index_bytes=whole.index_bytes[:shards],
+    )  # fmt: skip
 
 
 def _store_costs(store: StoreTrial, shape: DatasetShape) -> StoreCosts:
@@ -235,44 +237,49 @@ class _Case:
 
 
 def candidate_settings(
-    limit: str, facts: LoaderFacts, figures: MeasuredEpoch, trials: LoaderTrials, simulation: LoaderSimulation
+    limit: str,
+    options: Mapping[str, Any],
+    facts: LoaderFacts,
+    figures: MeasuredEpoch,
+    trials: LoaderTrials,
+    simulation: LoaderSimulation,
 ) -> list[ExpectedGain]:
     """The settings that may help, the nearest remedy first.
 
     Args:
         limit: what limits the loader, or `shuffle_fill`.
+        options: arguments of `Loader` that the stage which limits it suggests.
         facts: the loader's sizes.
         figures: its epoch as measured.
         trials: its parts as measured.
         simulation: what the simulator is told of it.
     """
     makers: Mapping[str, tuple[Callable[[_Case], Iterator[ExpectedGain]], ...]] = {
-        "too_few_fetches": (_more_fetches, _more_prefetch, _cache),
+        "too_few_fetches": (_cache,),
         "store_latency": (_larger_shards, _cache),
         "store_bandwidth": (_cache,),
-        "hand_over": (_larger_batches,),
         "shuffle_fill": (_fewer_streams,),
     }
     case = _Case(facts=facts, figures=figures, trials=trials, simulation=simulation)
-    return [setting for make in makers.get(limit, ()) for setting in make(case)]
+    suggested = [_suggested(case, options)] if options else []
+    return [*suggested, *(setting for make in makers.get(limit, ()) for setting in make(case))]
 
 
-def _more_fetches(case: _Case) -> Iterator[ExpectedGain]:
-    store = case.trials.store
-    if store is not None and store.best_threads > case.facts.threads and not _is_short(case.facts):
-        threads, more = store.best_threads, (store.best_threads - case.facts.threads) * case.facts.shard_bytes
-        yield case.expect({"fetch_threads": threads}, f"--fetch-threads {threads}", memory_bytes=more)
-
-
-def _more_prefetch(case: _Case) -> Iterator[ExpectedGain]:
-    if _is_short(case.facts):
-        assert case.facts.prefetch_bytes is not None
-        size = int(max(2 * case.facts.prefetch_bytes, _PREFETCH_BYTES))
-        yield case.expect({"prefetch_bytes": size}, f"--prefetch-bytes {size}")
-
-
-def _is_short(facts: LoaderFacts) -> bool:
-    return facts.prefetch_bytes is not None and facts.busy_threads < facts.threads / 2
+def _suggested(case: _Case, options: Mapping[str, Any]) -> ExpectedGain:
+    """Options by the stages; the gain is unknown where the simulator does not know what they change."""
+    facts, store = case.facts, case.trials.store
+    text = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in options.items())
+    if not options.keys() <= {"prefetch_bytes", "batch_size"} | ({"fetch_threads"} if store is not None else set()):
+        first = case.figures.first_batch_seconds
+        return ExpectedGain(
+            options=options, text=text, gain=None, first_batch_seconds=(first, first), memory_bytes=0, disk_bytes=0,
+            later=False,
+        )  # fmt: skip
+    simulated = dict(options)
+    if "batch_size" in options:  # of all ranks
+        simulated["batch_size"] = options["batch_size"] * facts.local_batch_size // facts.batch_size
+    more = max(options.get("fetch_threads", 0) - facts.threads, 0) * facts.shard_bytes
+    return case.expect(options, text, memory_bytes=more, **simulated)
 
 
 def _larger_shards(case: _Case) -> Iterator[ExpectedGain]:
@@ -291,14 +298,6 @@ def _cache(case: _Case) -> Iterator[ExpectedGain]:
         seconds=_around(warm.first_batch_seconds + figures.samples / warm.rate.value, warm.rate), memory_bytes=0,
         disk_bytes=case.facts.epoch_bytes, later=True,
     )  # fmt: skip
-
-
-def _larger_batches(case: _Case) -> Iterator[ExpectedGain]:
-    facts = case.facts
-    size = 2 * facts.batch_size
-    if size <= facts.records:
-        local = 2 * facts.local_batch_size
-        yield case.expect({"batch_size": size}, f"--batch-size {size}", batch_size=local)
 
 
 def _fewer_streams(case: _Case) -> Iterator[ExpectedGain]:

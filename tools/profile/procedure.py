@@ -80,7 +80,7 @@ def investigate(loader: Loader, workload: Workload | None, url: str, request: Re
     stage = name_bottleneck(stages, parses=loader.undecoded and not loader.locates_features)
     knob = name_knob(stage, stages, loader, trial.disk_bytes, store)
     fetch = next(each for each in stages if each.name == "fetch")
-    facts = LoaderFacts.of(loader, fetch.share, fetch.bytes / reading_seconds)
+    facts = LoaderFacts.of(loader, fetch.bytes / reading_seconds)
     with budget.part("parts") as seconds:
         parts, simulation = _try_parts(loader, stats, store, facts, trial, seconds, request)
     training, slow = (None, None) if workload is None else _try_workload(workload, trial, budget, request)

@@ -89,18 +89,8 @@ def _predictions(verdict: Verdict, measured: Measured, figures: MeasuredEpoch) -
     """What the settings that may help are expected to bring, the nearest remedy first."""
     if verdict.bottleneck in ("step", "none", "unknown"):
         return []
-    predictions = candidate_settings(verdict.bottleneck, measured.facts, figures, measured.parts, measured.simulation)
-    options = measured.knob.options
-    if verdict.bottleneck == measured.knob.limit and options and all(each.options != options for each in predictions):
-        first = figures.first_batch_seconds
-        text = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in options.items())
-        predictions.append(
-            ExpectedGain(
-                options=options, text=text, gain=None, first_batch_seconds=(first, first), memory_bytes=0, disk_bytes=0,
-                later=False,
-            )
-        )  # fmt: skip
-    return predictions
+    options = measured.knob.options if verdict.bottleneck == measured.knob.limit else {}
+    return candidate_settings(verdict.bottleneck, options, measured.facts, figures, measured.parts, measured.simulation)
 
 
 def _advice(verdict: Verdict, measured: Measured, weak: list[ExpectedGain]) -> str:

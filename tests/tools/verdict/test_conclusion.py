@@ -88,9 +88,9 @@ def measurements(draw: st.DrawFn) -> Measured:
     return Measured(
         figures=figures,
         facts=LoaderFacts(
-            streams=8, local_streams=8, threads=4, busy_threads=2.0, shards=64, shard_bytes=1e5, window_bytes=1e5,
-            epoch_bytes=6.4e6, record_bytes=64.0, batch_size=64, local_batch_size=64, records=SAMPLES,
-            is_local=is_local, has_cache=draw(st.booleans()), prefetch_bytes=None, fetch_bytes_per_second=1e6,
+            streams=8, local_streams=8, threads=4, shards=64, shard_bytes=1e5, window_bytes=1e5,
+            epoch_bytes=6.4e6, record_bytes=64.0, batch_size=64, local_batch_size=64,
+            is_local=is_local, has_cache=draw(st.booleans()), fetch_bytes_per_second=1e6,
         ),
         parts=LoaderTrials(
             store=None if is_local else store, warm=draw(st.sampled_from([None, warm])), hand_over=trial(draw(rates)),

@@ -235,9 +235,9 @@ def test_a_part_that_is_far_faster_than_the_loader_is_not_its_limit(
     figures = epoch(step=1, together=1, loader=100_000, first=first)
     parts = LoaderTrials(opening=OpenTrial(verify=1e9, decode=decode, shards=1))
     facts = LoaderFacts(
-        streams=windows, local_streams=windows, threads=4, busy_threads=2.0, shards=8, shard_bytes=1e5,
-        window_bytes=1e5, epoch_bytes=8e5, record_bytes=8.0, batch_size=64, local_batch_size=64, records=SAMPLES,
-        is_local=True, has_cache=False, prefetch_bytes=None, fetch_bytes_per_second=1e6,
+        streams=windows, local_streams=windows, threads=4, shards=8, shard_bytes=1e5,
+        window_bytes=1e5, epoch_bytes=8e5, record_bytes=8.0, batch_size=64, local_batch_size=64,
+        is_local=True, has_cache=False, fetch_bytes_per_second=1e6,
     )  # fmt: skip
     assert confirmed_limit("decode", figures, facts, parts) == limit
     assert confirmed_limit("store_bandwidth", figures, facts, parts) == "store_bandwidth"
