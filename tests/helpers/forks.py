@@ -31,7 +31,7 @@ _MODULES = (
 )  # fmt: skip
 
 
-class _ForkedRank(subprocess.Popen[bytes]):
+class ForkedRank(subprocess.Popen[bytes]):
     """A process with all that `subprocess` gives it, which runs `python -m ringfeed.tools.cli` without an import."""
 
     def __init__(self, arguments: Sequence[str], **options: Any) -> None:
@@ -56,6 +56,8 @@ def _become_rank(words: Sequence[str], environ: Mapping[str, str], files: Collec
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_DFL)
+        for number in (signal.SIGPIPE, signal.SIGXFSZ):  # as Python does at its start
+            signal.signal(number, signal.SIG_IGN)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         os.environ.clear()
         os.environ.update(environ)
@@ -107,7 +109,7 @@ def _run(order: dict[str, Any]) -> int:
     os.environ.update(order["environ"])
     sys.meta_path = [each for each in sys.meta_path if type(each).__module__ != "sitecustomize"]  # for plots
     tempfile.tempdir = None
-    subprocess.Popen = _ForkedRank  # type: ignore[misc]
+    subprocess.Popen = ForkedRank  # type: ignore[misc]
     multiprocessing.util.spawnv_passfds = _spawn
     with open(order["log"], "ab") as log:
         for stream in (1, 2):

@@ -38,7 +38,7 @@ def listeners(root: psutil.Process) -> Iterator[Listener]:
     with suppress(psutil.Error):
         for process in [root, *root.children(recursive=True)]:
             with suppress(psutil.Error):
-                for found in process.net_connections("inet"):
+                for found in process.net_connections("tcp"):
                     if found.status == psutil.CONN_LISTEN:
                         yield Listener(process.pid, found.laddr.ip, found.laddr.port)
 

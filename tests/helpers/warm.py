@@ -1,7 +1,8 @@
 """Processes that need not import TensorFlow: forks of a server that has, and has used nothing of it.
 
 Each is a process of its own, to be signalled and killed, with its own environment, folder and streams; nothing of one
-reaches another. Only the import is shared, and the seed of Python's hashes.
+reaches another. Only the import is shared, and the seed of Python's hashes. Where one of them is a launcher, its
+processes are forks of it, so that `/proc` shows the command and environment of the server for all.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.helpers.forks import ForkedRank
 from tests.helpers.lean import lean_environment
 
 _ROOT = Path(__file__).resolve().parents[2]
@@ -55,6 +57,10 @@ class WarmProcess:
                     self.returncode = int(self._lines.readline())
                     self._lines.close()
         return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        """Send it a signal."""
+        os.kill(self.pid, number)
 
     def communicate(self, timeout: float = 0.0) -> tuple[str, None]:
         """Wait for the end, and return standard output and errors."""
@@ -184,6 +190,7 @@ def _become(request: _Request) -> None:
     for source, target in ((null, 0), (request.output, 1), (request.output, 2)):
         os.dup2(source, target)
     random.seed()
+    subprocess.Popen = ForkedRank  # type: ignore[misc]
     module, *arguments = request.arguments
     sys.argv = [module, *arguments]
     sys.path[0] = request.folder

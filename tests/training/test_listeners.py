@@ -21,6 +21,7 @@ import yaml
 from tests.helpers.checkpoints import saved_steps
 from tests.helpers.lean import lean_environment
 from tests.helpers.listeners import Listener, documented, listeners
+from tests.helpers.warm import WarmProcess, WarmServer
 from tests.servers.dask import dask_cluster
 from tests.servers.process import free_ports
 
@@ -61,7 +62,7 @@ BUILD = ("-m", "ringfeed.tools.shard_dataset", "build", "--label", "label", "x.p
 HOROVODRUN = [str(Path(sys.executable).with_name("horovodrun")), "--gloo", "-np", "2"]
 
 
-def started(folder: Path, name: str, words: list[str], changes: Mapping[str, Any]) -> subprocess.Popen[str]:
+def configured(folder: Path, name: str, changes: Mapping[str, Any]) -> str:
     tree = {
         "data": {"url": str(folder / "d"), "batch_size": 8, "eval_split": None},
         "model": {"name": "tabular", "hidden": [4]},
@@ -70,8 +71,7 @@ def started(folder: Path, name: str, words: list[str], changes: Mapping[str, Any
         "epochs": 100_000,
     }
     (folder / f"{name}.yaml").write_text(yaml.safe_dump(tree | dict(changes)))
-    command = [sys.executable, "-m", "ringfeed.tools.cli", *words, "train", "--config", f"{name}.yaml", "-q"]
-    return subprocess.Popen(command, cwd=folder, env=lean_environment(), stderr=subprocess.PIPE, text=True)
+    return f"{name}.yaml"
 
 
 RUNS: dict[str, tuple[str, list[str], dict[str, Any]]] = {
@@ -83,11 +83,11 @@ RUNS: dict[str, tuple[str, list[str], dict[str, Any]]] = {
 }
 
 
-def _wait_for_step(process: subprocess.Popen[str], saved: Path, step: int, found: set[Listener]) -> None:
+def _wait_for_step(process: WarmProcess, saved: Path, step: int, found: set[Listener]) -> None:
     """Wait for a checkpoint; note what listens meanwhile, and scan what the launcher itself serves, from its start."""
     root = psutil.Process(process.pid)
     while max(saved_steps(saved), default=-1) < step:
-        assert process.poll() is None, process.communicate()[1]
+        assert process.poll() is None, process.communicate()[0]
         for listener in set(listeners(root)) - found:
             found.add(listener)
             if listener.pid == process.pid:
@@ -98,13 +98,14 @@ def _wait_for_step(process: subprocess.Popen[str], saved: Path, step: int, found
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name in ("metrics", "servers") else pytest.mark.campaign) for name in RUNS]
 )
-def test_runs_listen_where_the_page_says_and_survive_a_scan(made: Path, name: str) -> None:
+def test_runs_listen_where_the_page_says_and_survive_a_scan(made: Path, name: str, warm: WarmServer) -> None:
     documented_as, words, changes = RUNS[name]
     if documented_as != "backend: multi_worker":
         pytest.importorskip("horovod", reason="Horovod is built by: make setup")
     if "output" in changes:
         changes = {"output": {"prometheus_port": free_ports(2)[0]}}
-    process = started(made, name, words, changes)
+    words = ["ringfeed.tools.cli", *words, "train", "--config", configured(made, name, changes), "-q"]
+    process = warm.start(words, folder=made, output=made / f"{name}.txt")
     found: set[Listener] = set()
     try:
         _wait_for_step(process, made / name, 5, found)
@@ -113,14 +114,13 @@ def test_runs_listen_where_the_page_says_and_survive_a_scan(made: Path, name: st
             scan(listener.port)
         _wait_for_step(process, made / name, max(saved_steps(made / name)) + 1, found)
         process.send_signal(signal.SIGTERM)
-        _, stderr = process.communicate(timeout=240)
+        output, _ = process.communicate(timeout=240)
     finally:
         if process.poll() is None:
-            process.kill()
-            process.communicate()
+            process.send_signal(signal.SIGKILL)
     assert found
-    assert process.returncode == 75, stderr
-    assert len([line for line in stderr.splitlines() if "SIGTERM" not in line]) <= 1, stderr
+    assert process.returncode == 75, output
+    assert len([line for line in output.splitlines() if "SIGTERM" not in line]) <= 1, output
     beyond = {listener for listener in found if listener.is_beyond_loopback}
     assert documented()[documented_as].startswith("nothing") == (not beyond), found
 

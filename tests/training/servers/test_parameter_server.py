@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -31,6 +30,7 @@ from ringfeed.training.config.config_file import parse_config
 from ringfeed.training.models.model_file import decode_model
 from tests.helpers.checkpoints import saved_steps
 from tests.helpers.lean import lean_environment
+from tests.helpers.warm import WarmProcess, WarmServer
 
 RECORDS, BATCH, EPOCHS = 240, 12, 40
 NETWORK = """
@@ -103,45 +103,39 @@ def _tables(folder: Path) -> list[np.ndarray]:
     return [array for name, array in load_file(path).items() if name.startswith("model/") and "embedding" in name]
 
 
-def _worker(process: subprocess.Popen[str], index: int) -> psutil.Process:
-    for child in psutil.Process(process.pid).children():
-        with suppress(psutil.Error, KeyError):
-            task = json.loads(child.environ()["TF_CONFIG"])["task"]
-            if task == {"type": "worker", "index": index}:
-                return child
-    raise AssertionError(f"there is no worker {index}")
-
-
-def _wait_for_step(folder: Path, step: int, process: subprocess.Popen[str]) -> None:
+def _wait_for_step(folder: Path, step: int, process: WarmProcess) -> None:
     deadline = time.monotonic() + 280
     while max(saved_steps(folder / "run"), default=-1) < step:
-        assert process.poll() is None, process.communicate()[1]
+        assert process.poll() is None, process.communicate()[0]
         assert time.monotonic() < deadline
         time.sleep(0.01)
 
 
-def test_a_run_survives_sigterm_and_a_workers_death_and_reads_each_sample_once_an_epoch(run_folder: Path) -> None:
+def test_a_run_survives_sigterm_and_a_workers_death_and_reads_each_sample_once_an_epoch(
+    run_folder: Path, warm: WarmServer
+) -> None:
     split = ["--set", "parameter_server.shard_bytes=1"]
-    words = ["--ps", "2", "--workers", "2", "train", "--config", "run.yaml", *split]
-    process = _launched(run_folder, *words)
+    words = ["launch", "--ps", "2", "--workers", "2", "train", "--config", "run.yaml", *split]
+    words = ["ringfeed.tools.cli", *words]
+    process = warm.start(words, folder=run_folder, output=run_folder / "first.txt")
     _wait_for_step(run_folder, 1, process)
     for task in psutil.Process(process.pid).children():  # as schedulers do
         task.terminate()
-    _, stderr = process.communicate(timeout=280)
-    assert process.returncode == 75, stderr
-    assert "Traceback" not in stderr
-    stopped = re.search(r"\nringfeed launch: stopped by SIGTERM; the checkpoint of step (\d+) is in ", stderr)
-    assert stopped is not None, stderr
+    output, _ = process.communicate(timeout=280)
+    assert process.returncode == 75, output
+    assert "Traceback" not in output
+    stopped = re.search(r"\nringfeed launch: stopped by SIGTERM; the checkpoint of step (\d+) is in ", output)
+    assert stopped is not None, output
     assert max(saved_steps(run_folder / "run")) == int(stopped[1])
 
-    process = _launched(run_folder, *words)
+    process = warm.start(words, folder=run_folder, output=run_folder / "second.txt")
     _wait_for_step(run_folder, int(stopped[1]) + 1, process)
-    killed = _worker(process, 1)
-    os.kill(killed.pid, signal.SIGKILL)
-    _, stderr = process.communicate(timeout=280)
-    assert process.returncode == 0, stderr
-    assert "ringfeed launch: worker 1 was killed by SIGKILL" in stderr
-    assert "Traceback" not in stderr
+    started_last = max(psutil.Process(process.pid).children(), key=lambda child: child.create_time())  # is worker 1
+    os.kill(started_last.pid, signal.SIGKILL)
+    output, _ = process.communicate(timeout=280)
+    assert process.returncode == 0, output
+    assert "ringfeed launch: worker 1 was killed by SIGKILL" in output
+    assert "Traceback" not in output
 
     metrics = json.loads((run_folder / "metrics.json").read_text())
     steps, (table,) = RECORDS // BATCH, _tables(run_folder)
