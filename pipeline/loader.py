@@ -87,7 +87,7 @@ class Loader(BaseLoader):
         fill: value for missing values, by feature, of its dtype. Missing floats are NaN by default.
         masks: features whose missing values are marked: each adds ``missing:NAME``, bool [batch]. Their missing values
             need no `fill`, and are then 0, NaN, or empty.
-        streams: canonical streams, a divisor of `batch_size`, each of which reads its own part of the dataset.
+        streams: canonical streams, a divisor of `batch_size`; each reads its own part of the dataset.
             Default: the largest divisor up to 16, or 1 without `shuffle`.
         window_shards: shards' worth of records that a stream shuffles, and holds in memory, together.
         fetch_threads: threads that fetch and open shards. Default: 4; on a remote store up to 24, as long as more

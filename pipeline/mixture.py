@@ -133,7 +133,7 @@ class Mixture(BaseLoader):
         DatasetError: there is no such dataset or split.
         StorageError: a store refuses.
 
-    Elements of `epoch` are those of a loader, with ``source_id``, int32, the dataset's position in `sources`; their
+    Elements of `epoch` are as a loader's, with ``source_id``, int32, the dataset's position in `sources`; their
     ``class_id`` is the label's position in `classes`.
 
     >>> mixture = Mixture({"a": {"url": "flights"}, "b": {"url": "flights", "split": "test"}}, batch_size=8)

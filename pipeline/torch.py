@@ -38,7 +38,7 @@ _INSTALL = "TorchDataset needs PyTorch; install it with: pip install torch (or '
 class TorchDataset(IterableDataset):  # type: ignore[misc, unused-ignore]
     """An `IterableDataset` of a loader's batches, for ``DataLoader(dataset, batch_size=None, num_workers=N)``.
 
-    The batches and their order are those of the loader, whatever N is: each worker makes every N-th batch. Each also
+    The loader decides the batches and their order, whatever N is: each worker makes every N-th batch. Each also
     fetches the shards of them all, so on a remote store give the loader a ``cache`` folder, which workers share. The
     ranks of a distributed run are the loader's: ``Loader(url, ..., rank=rank, world_size=world_size)``.
 

@@ -130,7 +130,7 @@ def _without_secrets(text: str) -> str:
 
 
 def add_verbosity(parser: argparse.ArgumentParser) -> None:
-    """Add `--quiet` and `--verbose`, of which one may be given."""
+    """Add `--quiet` and `--verbose`; only one may be given."""
     group = parser.add_mutually_exclusive_group()
     group.add_argument("-q", "--quiet", action="store_true", help="print no progress and no notes; warnings remain")
     group.add_argument("-v", "--verbose", action="store_true", help="print details, such as each request tried again")

@@ -34,7 +34,7 @@ URL_VARIABLE = "RINGFEED_DLIO_URL"
 class Loader(BaseDataLoader):  # type: ignore[misc]
     """Feeds DLIO's emulated accelerators with the shuffled batches of a ringfeed dataset.
 
-    DLIO's `reader.batch_size` is that of one accelerator, and `reader.read_threads` the number of shards that are read
+    DLIO's `reader.batch_size` is the batch of one accelerator, and `reader.read_threads` the number of shards read
     in parallel (the loader's `streams`), or the next smaller divisor of the batch size. Batches are dictionaries of
     tensors where DLIO's framework is TensorFlow, `reader.prefetch_size` of them made ahead, and of arrays elsewhere.
 

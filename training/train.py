@@ -167,7 +167,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(ranks=0)  # `ringfeed launch` sets it for --dry-run
     group = parser.add_mutually_exclusive_group()
     group.add_argument("-q", "--quiet", action="store_true", help="print no progress; warnings remain")
-    group.add_argument("-v", "--verbose", action="store_true", help="print details, and those of all ranks")
+    group.add_argument("-v", "--verbose", action="store_true", help="print details, of all ranks")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -194,7 +194,7 @@ def make_views(
 def view_array(views: npt.NDArray[Any], data: pa.Buffer, span: int = VIEW_SPAN) -> pa.Array:
     """An Arrow binary view array: gathering and interleaving its values moves 16 bytes for each, whatever its size.
 
-    A view's offset has 31 bits, so a larger file becomes several buffers, each of which starts `span` bytes further on.
+    A view's offset has 31 bits, so a larger file becomes several buffers, each starting `span` bytes further on.
     """
     buffers = [data.slice(start) for start in range(0, max(data.size, 1), span)]
     return pa.Array.from_buffers(pa.binary_view(), len(views), [None, pa.py_buffer(views), *buffers])

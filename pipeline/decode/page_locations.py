@@ -17,7 +17,7 @@ _MOST_RUNS = 1 << 14  # about 16 MiB, with one run per shard
 
 
 class PageLocationCache:
-    """Where columns lie in files of which only `FileVectors` are read. Thread-safe.
+    """Where columns lie in files that are read by `FileVectors` alone. Thread-safe.
 
     Reading a file's footer and page headers takes longer than reading its index. Files of equal content have equal
     ones, so they are remembered by checksum.

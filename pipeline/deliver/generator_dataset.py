@@ -40,7 +40,7 @@ def generator_dataset_maker(
         generate: starts a generator; each iterator of a dataset has its own, and closes it. TensorFlow never frees this
             function, nor what it refers to.
         arguments: how many numbers it takes, int64.
-        signature: types of what it yields: `bytes` and arrays, of which TensorFlow takes over aligned ones uncopied.
+        signature: types of what it yields: `bytes` and arrays; TensorFlow takes over aligned arrays uncopied.
         finish: turns that into the dataset's elements, in TensorFlow operations that run while the generator waits at
             its `yield`.
     """

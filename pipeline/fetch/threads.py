@@ -33,7 +33,7 @@ def start_thread(function: Callable[[], None], name: str, *, daemon: bool = Fals
         thread.start()
     except RuntimeError as error:
         raise RingfeedError(
-            f"the loader cannot start a thread: {error}; raise the limit (`ulimit -u`, or that of the container), or "
+            f"the loader cannot start a thread: {error}; raise the limit (`ulimit -u`, or the container's), or "
             "run fewer processes"
         ) from error
     return thread

@@ -274,7 +274,7 @@ class EpochOrder:
         return odd & self.geometry.shuffle
 
     def shards_after(self, shard: int, stream: int) -> npt.NDArray[np.int64]:
-        """Return all shards in the order in which a stream would reach them after one, which comes last itself."""
+        """Return all shards in the order a stream reaches them after this one, which comes last."""
         order, slot = self.tape[0], int(self.slots[shard])
         if self.is_reversed[stream]:
             return np.roll(order[::-1], slot)

@@ -93,7 +93,7 @@ def _doubtful(
     counts: npt.NDArray[np.unsignedinteger],
     shard_records: Sequence[int],
 ) -> Iterator[tuple[Window, Int64]]:
-    """Yield windows with the needed classes of which no segment certainly has a record.
+    """Yield windows with the needed classes that no segment is sure to hold.
 
     By the pigeonhole principle, a segment has one if its shard has more records of the class than lie outside it.
     """

@@ -22,7 +22,7 @@ class SeatLedger:
     Args:
         schedule_of: returns the schedule of an epoch: the dataset of each seat.
         changing: epochs from 0 on whose shares may differ.
-        cycle: length of the cycle in which the schedules of later epochs repeat, in epochs.
+        cycle: epochs after which the schedules of later epochs repeat.
         epoch: the last epoch that is asked for; no schedule of a later one is.
         streams: streams of the mixture.
     """

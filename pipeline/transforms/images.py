@@ -26,7 +26,7 @@ class ImageTransform(ImageTransformOptions, GraphTransform):  # type: ignore[mis
     Attributes:
         feature: name of the feature that holds images.
         size: target height and width, reached by antialiased bilinear filtering.
-        channels: 1 or 3, the channels to decode files to; uint8 tensors keep those of their `shape`.
+        channels: 1 or 3, the channels to decode files to; uint8 tensors keep the channels of their `shape`.
         crop: the crop to take; None for the whole image.
         flip_left_right: whether to mirror half of the images.
         flip_up_down: whether to turn half of them upside down.

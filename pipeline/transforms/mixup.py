@@ -64,7 +64,7 @@ class Mixup(GraphTransform):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CutMix(GraphTransform):
-    """Replaces a box of each image by that of another one; Yun et al., "CutMix", ICCV 2019, section 3.1.
+    """Replaces a box of each image by the same box of another image; Yun et al., "CutMix", ICCV 2019, section 3.1.
 
     Labels are mixed in proportion to area. For each group, the area left outside the box is drawn from Beta(alpha,
     alpha), and the box's centre anywhere in the image. Images are paired as in `Mixup`. Adds ``soft_label``.

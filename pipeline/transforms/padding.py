@@ -25,7 +25,7 @@ class Pad(GraphTransform):
 
     Attributes:
         feature: name of a feature of variable length.
-        length: length to pad to; default: that of the longest row in this rank's batch, so shapes differ between ranks.
+        length: length to pad to; default: the longest row in this rank's batch, so shapes differ between ranks.
         value: padding, of the feature's dtype; default: 0, False or the empty text.
         multiple_of: round the longest row's length up to a multiple of this, to compile for fewer shapes.
         truncate: whether to cut longer rows off at `length`; else they are an error when they come.

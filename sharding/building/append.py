@@ -42,7 +42,7 @@ from .planning import open_build_source, open_plan
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AppendOptions:
-    """Options of an append. Label, schema, format and compression are those of the dataset.
+    """Options of an append. The dataset has label, schema, format and compression already.
 
     Attributes:
         source: see `BuildOptions`.
@@ -57,8 +57,8 @@ class AppendOptions:
         workers, memory_bytes, spill, engine, on_bad_record: see `BuildOptions`.
         min_class_records: new classes with fewer records are rare, and so are those with fewer than splits.
         rare_classes: what to do about rare classes: ``error``, ``drop`` or ``merge:NAME``.
-        prepare: preparation of the records; by default, that of the build.
-        as_is: leave the records unprepared, even if those of the build were prepared.
+        prepare: preparation of the records; by default, as in the build.
+        as_is: leave the records unprepared, even if the build prepared its own.
         again: append a source that the dataset holds already.
         trust_code: import and call the `--map` functions that `dataset.json` names.
         folder: folder that is searched first for the modules of `--map` functions.
@@ -98,7 +98,7 @@ class AppendOptions:
         self._as_build()  # checks the rules of a build
 
     def for_dataset(self, dataset: Dataset) -> BuildOptions:
-        """The options of a build that writes shards like those of a dataset.
+        """The options of a build that writes shards like a dataset's.
 
         Raises:
             ConfigError: the way the dataset was built rules out more records, or names functions without `trust_code`.
@@ -135,7 +135,7 @@ class AppendOptions:
         )
 
     def _preparation(self, recorded: Mapping[str, Any]) -> PrepareOptions:
-        """The preparation of the options, or else that of the build."""
+        """The preparation of the options, or else of the build."""
         if self.as_is or self.prepare.recorded():
             return self.prepare
         prepare = restore_options(recorded, self.folder)
@@ -321,7 +321,7 @@ def _check_schema(wanted: Schema, given: Schema, options: BuildOptions) -> None:
             f"{listed(given.names)}"
         )
     if wanted.label != given.label:
-        raise SourceError(f"the label of {source} is {given.label!r}, that of {dataset} is {wanted.label!r}")
+        raise SourceError(f"the label of {source} is {given.label!r}, and {dataset} has {wanted.label!r}")
     for feature in wanted.features:
         if (other := replace(given[feature.name], categories=feature.categories)) != feature:
             remedy = f"cast it with --cast {feature.name}={feature.dtype}"

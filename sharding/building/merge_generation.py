@@ -1,4 +1,4 @@
-"""Merge the manifest of a dataset with that of the shards that an append wrote: pure functions.
+"""Merge the manifest of a dataset with the manifest of appended shards: pure functions.
 
 Tested in tests/sharding/building/test_append.py.
 """

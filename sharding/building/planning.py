@@ -229,7 +229,7 @@ def _count_parts(source: Source, census: Census | None, context: BuildContext) -
 
 
 def _classes(tally: ValueCounts, source: Source, context: BuildContext) -> pa.Array:
-    """All classes: those of the dataset that is appended to, then the new ones, sorted."""
+    """All classes: first the classes of the dataset that is appended to, then the new ones, sorted."""
     options, schema = context.options, source.schema
     known = class_array(schema, () if context.base is None else context.base.classes)
     is_new = pc.is_null(pc.index_in(tally.values, value_set=known)).to_numpy(zero_copy_only=False)

@@ -21,12 +21,12 @@ from .statistics import merge_statistics
 def combined_manifest(manifests: Mapping[str, Manifest]) -> Manifest:
     """Return one manifest for several datasets with the same features.
 
-    Its classes are those of all datasets, in the order in which they first appear. A split has the records, class
+    It has the classes of all datasets, in the order they first appear. A split has the records, class
     counts and statistics of that split of all datasets that have it. Its `shards_checksum` and `shards_rows` are of the
     names of the datasets and their checksums and identities; it has no shard table.
 
     Args:
-        manifests: those of the datasets, by name.
+        manifests: manifests of the datasets, by name.
 
     Raises:
         ConfigError: features or labels differ; the message names two datasets, and what they have.

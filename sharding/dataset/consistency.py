@@ -152,7 +152,7 @@ def _of_splits(manifest: Manifest) -> Iterator[str]:
         if split.records >= _MOST or not 0 <= split.shards <= split.records:
             yield f"split {name!r} has {split.records} records in {split.shards} shards"
         if set(split.statistics) != features:
-            yield f"the statistics of split {name!r} are not those of its features"
+            yield f"the statistics of split {name!r} do not match its features"
     for lost in manifest.lost:
         yield from _of_counts(manifest, f"the loss of {lost.path!r}", lost.records, lost.class_counts)
     if TABLE_NAMES.fullmatch(manifest.shards_path) is None:

@@ -90,7 +90,7 @@ def content_problem(actual_bytes: int, expected_bytes: int) -> str:
 
 
 def first_difference(actual: memoryview | bytes, expected: memoryview | bytes) -> int | None:
-    """Return the offset of the first byte in which two files differ, or the end of the shorter one if it is a prefix.
+    """Return the offset of the first byte that differs between two files, or the end of the shorter if it is a prefix.
 
     >>> first_difference(b"abcd", b"abxd"), first_difference(b"ab", b"abc"), first_difference(b"ab", b"ab")
     (2, 2, None)

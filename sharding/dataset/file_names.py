@@ -97,7 +97,7 @@ ALL_NAMES = (NAMES, OLD_NAMES)
 
 
 def names_of(path: str) -> FileNames:
-    """The names in a dataset of which one of ringfeed's own files is at `path`.
+    """The names of a dataset, found by the path of one of ringfeed's own files.
 
     >>> names_of("_ringfeed/shards.table") == NAMES, names_of("shards.parquet") == OLD_NAMES
     (True, True)

@@ -212,7 +212,7 @@ class Manifest:
         files: companion files of other programs, by path.
         lost: records that such repairs left out. The statistics of the splits still cover all records written.
         generations: what the build and each append added; empty if nothing was appended. `seed`, `source`, `options`,
-            `writer` and `plan` are those of the build.
+            `writer` and `plan` describe the build.
         declares_meanings: whether its Parquet shards have types of times or ordered categories, so that it is of format
             version 2.
 

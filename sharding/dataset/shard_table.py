@@ -68,7 +68,7 @@ def encode_shards(shards: Sequence[ShardInfo], manifest: Manifest | None = None)
 
     Args:
         shards: the rows.
-        manifest: manifest to copy into it, with a checksum of the whole file in which its own digits count as zeros.
+        manifest: manifest to copy into it, with a checksum of the whole file, whose own digits count as zeros.
     """
     sink = pa.BufferOutputStream()
     with pq.ParquetWriter(sink, _SHARDS_SCHEMA, compression="zstd", use_dictionary=_DICTIONARIES) as writer:

@@ -76,12 +76,12 @@ def _template(manifest: Manifest, split: str, generation: int) -> str:
 
 
 def _folder(manifest: Manifest) -> str:
-    """Where the metadata lie: in the dataset's folder, or that of its last generation."""
+    """Where the metadata lie: in the dataset's folder, or in its last generation's."""
     return manifest.names.folder(len(manifest.all_generations) - 1)
 
 
 def is_tfds_file(path: str) -> bool:
-    """Whether a path is that of a TFDS metadata file."""
+    """Whether a path leads to a TFDS metadata file."""
     return TFDS_PATHS.fullmatch(path) is not None
 
 

@@ -1,4 +1,4 @@
-"""A folder for TensorFlow Datasets in which class ids stand for the label and for ordered categories, with their names.
+"""A folder for TensorFlow Datasets: class ids, with their names, stand for the label and for ordered categories.
 
 The shards of a dataset hold the values themselves, and TFDS reads a `ClassLabel` only from integers. So the export
 writes TFRecord shards of its own, whatever the dataset's format, with the metadata of `dataset/tfds_files.py`.

@@ -86,7 +86,7 @@ def decode_examples(
 ) -> pa.RecordBatch:
     """Decode many records: the inverse of `encode_examples` without a layout.
 
-    All messages are walked in lockstep, a feature at a time in the schema's order, in which ringfeed writes them. If
+    All messages are walked in lockstep, a feature at a time, in the schema's order, as ringfeed writes them. If
     one message has another order, all are decoded one by one.
 
     Args:

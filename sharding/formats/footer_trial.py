@@ -75,5 +75,5 @@ os.register_at_fork(after_in_child=_trial.__init__)  # type: ignore[misc]  # a f
 
 
 def has_readable_columns(file: bytes) -> bool:
-    """Whether the metadata of all columns can be read from a Parquet file, of which the footer suffices."""
+    """Whether the metadata of all columns can be read from a Parquet file, or from its footer alone."""
     return _trial.passes(file)

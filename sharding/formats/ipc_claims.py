@@ -59,7 +59,7 @@ class BatchClaims:
         """The unpacked bytes of all buffers.
 
         Args:
-            body: the message's body; None if it was not read, as only that of a compressed one is needed.
+            body: the message's body; None if it was not read: only a compressed message needs it.
             body_bytes: its size.
 
         Raises:

@@ -99,7 +99,7 @@ class Float32(ColumnStep):
         return "--float32"
 
     def schema(self, schema: Schema) -> Schema:
-        """The features, those of float64 now of float32."""
+        """The features, with float32 in place of float64."""
         return _changed(schema, {f.name: _retyped(f, "float32") for f in schema.features if self._rounds(f)})
 
     def _rounds(self, feature: Feature) -> bool:

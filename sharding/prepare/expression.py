@@ -282,7 +282,7 @@ class _Evaluation:
         return value
 
     def _alike(self, left: Value, right: Value) -> tuple[pa.Array, Any]:
-        """Two values in one type; a literal takes that of the column."""
+        """Two values in one type; a literal takes the column's."""
         if not isinstance(left, pa.Array) and not isinstance(right, pa.Array):
             raise self._fault("a comparison needs a column on at least one side")
         if not isinstance(left, pa.Array):
@@ -294,7 +294,7 @@ class _Evaluation:
 
 
 def _instant(text: str, kind: pa.DataType) -> pa.Scalar:
-    """The date or time that a text in ISO 8601 names; one without a zone is in that of the column."""
+    """The date or time that a text in ISO 8601 names; one without a zone is in the column's zone."""
     if pa.types.is_time(kind):
         moment = time.fromisoformat(text)
         stored = pa.scalar(moment, kind)
@@ -318,7 +318,7 @@ def _is_one_of(values: pa.Array, literals: Sequence[pa.Scalar]) -> pa.Array:
 
 
 def _common(kind: pa.DataType, other: Value) -> pa.DataType | None:
-    """The type in which to compare a column with another column or a literal; None if there is none."""
+    """The type to compare a column with another column or a literal; None if there is none."""
     if isinstance(other, pa.Array):
         if kind == other.type:
             return pa.float32() if kind == pa.float16() else kind

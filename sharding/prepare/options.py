@@ -26,7 +26,7 @@ class PrepareOptions:
         features: types and shapes given by the user, by column; applied first.
         null_values: texts of CSV that mean a missing value, in columns of every type.
         csv: how CSV files are written.
-        images_from: folders besides its own in which a list of images may name files; not recorded.
+        images_from: folders, besides its own, that a list of images may name files in; not recorded.
         steps: steps on columns and rows, in order.
         float32: whether floats of 64 bits, except for the label, are rounded to 32 bits, after the steps.
         dedup: columns to compare; of records with equal values, the first is kept. Empty: all columns. None: duplicates

@@ -36,7 +36,7 @@ class Step(Protocol):
         """The step as on the command line, for errors and the manifest."""
 
     def schema(self, schema: Schema) -> Schema:
-        """The schema of the output, given that of the input; neither has a label."""
+        """The schema of the output, given the input's; neither has a label."""
 
     def needs(self, names: Collection[str], schema: Schema) -> frozenset[str]:
         """The input columns that the output columns `names`, and the choice of records, depend on."""
@@ -168,7 +168,7 @@ class Filter:
         return replace(self, times=tuple((name, kind) for name, kind in kinds if kind is not None))
 
     def needs(self, names: Collection[str], schema: Schema) -> frozenset[str]:
-        """The same columns and those of the expression."""
+        """The same columns, and the columns of the expression."""
         return frozenset(names) | columns_of(self.expression, schema.names)
 
     def apply(self, batch: pa.RecordBatch) -> pa.RecordBatch:

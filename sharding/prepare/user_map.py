@@ -153,7 +153,7 @@ def _load(folder: str, name: str) -> Callable[[pa.RecordBatch], Any]:
 
 
 def _is_untyped(kind: pa.DataType) -> bool:
-    """Whether a type is that of a column with nothing but nulls or empty lists."""
+    """Whether a column of this type holds nothing but nulls or empty lists."""
     while pa.types.is_list(kind) or pa.types.is_large_list(kind):
         kind = kind.value_type
     return bool(kind == pa.null())

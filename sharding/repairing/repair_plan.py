@@ -45,7 +45,7 @@ class RepairPlan:
     Attributes:
         dataset: the damaged dataset.
         verification: its damages.
-        remedies: remedies of files that are damaged or left over, in the order in which they are applied.
+        remedies: remedies of files that are damaged or left over, in the order they are applied.
         losses: shards that cannot be restored.
         rebuilds: builds that rebuild shards from sources, at most one per generation.
         spill: see `repair`.

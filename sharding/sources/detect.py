@@ -104,7 +104,7 @@ def open_source(
         wanted: whether the build needs a column of this name; in most kinds, others may have any type.
         casts: types that columns are cast to later, by name; for tables they act like `features`.
         null_values: texts of CSV that mean null, in columns of every type.
-        images_from: folders besides its own in which a list of images may name files.
+        images_from: folders, besides its own, that a list of images may name files in.
         csv: how CSV is written; None: in UTF-8 with a header.
         unlabelled: whether images may lie in no class folder.
         sizes: how much of a file is read at a time, and how large parts are.

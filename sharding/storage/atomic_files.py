@@ -63,7 +63,7 @@ def make_folder(folder: Path, mode: int = 0o777) -> None:
     """Create a local folder and its parents if they are missing, all with one mode.
 
     Raises:
-        NotADirectoryError: one of the names is that of a file, or of a link that leads nowhere. Not a FileExistsError,
+        NotADirectoryError: one of the names belongs to a file, or to a link that leads nowhere. Not a FileExistsError,
             which is kept for the file to be created in the folder.
     """
     try:

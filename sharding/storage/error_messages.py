@@ -43,7 +43,7 @@ _DISK = {
     "for more --shards",
     errno.EISDIR: "it is a folder, where a file must be; check the path",
     errno.ENAMETOOLONG: "its name is longer than the file system takes; check the path",
-    errno.ENOTDIR: "a name in its path is that of a file, or of a link that leads nowhere, where a folder must be; "
+    errno.ENOTDIR: "a name in its path belongs to a file, or to a link that leads nowhere, where a folder must be; "
     "check the path",
     errno.ENFILE: "this machine has too many open files; end other programs, or raise its limit (fs.file-max)",
 }
@@ -52,8 +52,8 @@ _NO_INODES = (
     "folder, or ask for fewer --shards"
 )
 PROCESS_LIMIT_REACHED = (
-    "this machine starts no more processes or threads; use fewer --workers, or raise the limit (ulimit -u, or that of "
-    "processes in the container)"
+    "this machine starts no more processes or threads; use fewer --workers, or raise the limit (ulimit -u, or the "
+    "container's limit of processes)"
 )
 _REFUSALS = ("can't start new thread", "Failed to launch worker thread")  # of Python, of Arrow
 _HDFS = {
@@ -173,7 +173,7 @@ def _process_problem(error: BaseException) -> str:
         return f"out of memory; {limit} use less at a time (fewer --workers, a smaller --memory or batch size)"
     if number == errno.EMFILE:
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        return f"too many open files, of which this process may have {most}; raise the limit (ulimit -n)"
+        return f"too many open files: this process may have {most}; raise the limit (ulimit -n)"
     return ""
 
 

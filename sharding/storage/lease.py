@@ -112,12 +112,12 @@ def _me(about: Mapping[str, str]) -> Holder:
 
 
 def is_lease_file(name: str, lease: str = LEASE_NAME) -> bool:
-    """Whether a file name is that of a lease, or of a takeover."""
+    """Whether a file is named as a lease or a takeover is."""
     return name == lease or (name.startswith(_takeover_prefix(lease)) and name.endswith(".json"))
 
 
 def is_lease_draft(name: str, lease: str = LEASE_NAME) -> bool:
-    """Whether a file name is that of an unfinished lease file, whose writer was killed."""
+    """Whether a file is named as an unfinished lease file is, whose writer was killed."""
     return is_lease_file(draft_target(name), lease)
 
 

@@ -99,7 +99,7 @@ class Location:
         """`check_reachable`, and check that the bucket exists, which some S3 servers would create from a mistyped name.
 
         Raises:
-            DestinationError: the path is that of a file, or of a link that leads nowhere.
+            DestinationError: the path leads to a file, or to a link that leads nowhere.
         """
         self.check_reachable()
         path = self.local_path

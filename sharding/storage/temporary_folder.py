@@ -32,7 +32,7 @@ def temporary_folder(parent: str | os.PathLike[str] | None = None) -> Iterator[P
     """Make a folder, and remove it after the body; first remove folders that killed processes left.
 
     Args:
-        parent: the folder to make it in; None: that of `tempfile`.
+        parent: the folder to make it in; None: the folder of `tempfile`.
     """
     parent = Path(tempfile.gettempdir() if parent is None else parent)
     remove_killed_folders(parent)
@@ -97,7 +97,7 @@ def remove_killed_folders(parent: Path | None = None) -> None:
     """Remove the folders of killed processes of this machine, since its boot; those of others stay.
 
     Args:
-        parent: the folder to look in; None: that of `tempfile`.
+        parent: the folder to look in; None: the folder of `tempfile`.
     """
     for entry in os.scandir(tempfile.gettempdir() if parent is None else parent):
         names = [entry.name]

@@ -92,7 +92,7 @@ def test_a_run_killed_anywhere_and_resumed_ends_bit_identical(
     assert other["history"]["steps"][0]["loss"] != whole["history"]["steps"][0]["loss"]
 
     # A finished run has nothing left to do, and says the same.
-    _, first, second = output.partition("is that of the last step: nothing is left to train")
+    _, first, second = output.partition("is of the last step: nothing is left to train")
     assert first
     assert "resuming" not in second
     assert output.count("resuming") == 1
@@ -147,7 +147,7 @@ def test_a_mistake_is_one_line(
 @pytest.mark.parametrize(
     ("place", "reason"),
     [
-        ("taken/x.keras", "taken/x.keras: a name in its path is that of a file"),
+        ("taken/x.keras", "taken/x.keras: a name in its path belongs to a file"),
         ("folder.keras", "it is a folder; name a file"),
     ],
 )

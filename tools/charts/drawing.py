@@ -1,6 +1,6 @@
 """The style of all plots: a figure that a notebook shows as SVG, bars, curves.
 
-The palette is that of Okabe and Ito, which colour-blind readers can tell apart; series also differ in hatching.
+The palette is by Okabe and Ito: colour-blind readers can tell its colours apart; series also differ in hatching.
 Tested in tests/tools/report/test_plots.py and tests/tools/report/test_run_plots.py.
 """
 

@@ -18,7 +18,7 @@ Table: TypeAlias = tuple[Sequence[str], Sequence[Sequence[str]]]
 
 
 class Shown(ABC):
-    """Lines, tables, and conclusions, the last of which is the answer."""
+    """Lines, tables, and conclusions; the last conclusion is the answer."""
 
     __slots__ = ()
 

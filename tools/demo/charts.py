@@ -2,7 +2,7 @@
 
 A chart's colours are CSS variables of the page, so they follow its light or dark scheme; its text stays text; and a
 title and a description describe it to those who cannot see it. Sizes suit a column of about 440 pixels. The palette is
-that of Okabe and Ito, which colour-blind readers can tell apart; series also differ in line style or hatching.
+Okabe's and Ito's, which colour-blind readers can tell apart; series also differ in line style or hatching.
 Tested in tests/tools/demo/test_report.py.
 """
 

@@ -55,7 +55,7 @@ class DemoResult:
         seconds: duration of the whole demo.
         is_quick: whether only a part of the data was used, for tests; the figures then mean nothing.
         machine: properties of the machine and its software, by name.
-        commands: the commands in the order in which they ran.
+        commands: the commands in the order they ran.
         datasets: each dataset in each format.
         natural: metrics (`output.metrics`) of the training on the flights as they are.
         uniform: metrics of the training on batches with both classes equally often.

@@ -123,7 +123,7 @@ def choose_nccl(wanted: str) -> Nccl | None:
 
 @contextmanager
 def _exclusive(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
-    """Hold the folder's lock, so that of two builders of one target, the second waits for the wheel of the first."""
+    """Hold the folder's lock, so that a second builder of one target waits for the wheel of the first."""
     own = (folder.parents[1], folder.parent, folder)  # the cache, its part for Horovod, and the target's
     try:
         folder.parents[2].mkdir(parents=True, exist_ok=True)

@@ -61,7 +61,7 @@ def measure_costs(
         loader: the loader; its cache is left out.
         seconds: time for all of it, after what is compiled.
         workload: transform and step to measure, too.
-        cache_folder: folder in which a cache is to be; what it costs is measured in an empty folder beside that.
+        cache_folder: folder for a cache; its cost is measured in an empty folder beside that.
         report: called with what is measured next.
 
     Raises:

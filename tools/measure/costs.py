@@ -57,7 +57,7 @@ class StoreCosts:
         latency_seconds: samples of what a file takes without its bytes: all requests for it, one after the other.
         connection_bytes_per_second: rate of one fetch.
         bytes_per_second: rate of all fetches of a host together.
-        is_local: whether it is a local disk, of which loaders map files.
+        is_local: whether it is a local disk, whose files loaders map.
 
     Raises:
         ConfigError: a figure is out of its range.

@@ -71,7 +71,7 @@ def confirm(
         candidates: arguments of `Loader` that differ; a key ``cache_bytes`` stands for a cache of this limit.
         seconds: time for all of it.
         rounds: how often each is measured.
-        epochs: epochs of the run, of which a cache serves all but the first.
+        epochs: epochs of the run; a cache serves all but the first.
         cache: ``memory``, or the folder beside which trial caches are made.
         report: called with trials done, and all of them.
 

@@ -22,7 +22,7 @@ _MOST_SPREAD = 3.0  # highest / lowest value of an interval that still says some
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """A measured or predicted value, with the interval in which it lies in 95 of 100 cases.
+    """A measured or predicted value, with the interval that holds it in 95 of 100 cases.
 
     A single measurement has no spread: its interval is the value itself.
     """
@@ -98,7 +98,7 @@ def around(value: float, like: Estimate) -> Estimate:
 
 
 def predicted(gain: Estimate, disturbed: float = 0.0) -> Estimate | None:
-    """A predicted gain with the error of the model beside that of the measurements; None if it says nothing.
+    """A predicted gain with the errors of the model and of the measurements; None if it says nothing.
 
     The parts of a prediction are measured one after the other, while what other programs take changes. So the error
     grows by twice the share of the time that this program waited for cores that they held.

@@ -40,7 +40,7 @@ class LoadClock:
         return min(max(share, 0.0), 1.0)
 
     def disturbed(self) -> float:
-        """Share of the time in which one thread of this program waited for a core that another program held.
+        """Share of the time that one thread of this program waited for a core held by another program.
 
         It is that of the thread that waited longest. A program that needs few cores, or goes before the others, is not
         disturbed by them. Threads that have ended are not counted. Where Linux does not say how long threads wait, the

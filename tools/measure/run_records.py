@@ -205,7 +205,7 @@ def _read(path: Path, schema: pa.Schema, check: Callable[[pa.Table], None]) -> t
         with suppress(*_CUT_OFF), pa.ipc.open_stream(data) as reader:
             launch = Launch.from_metadata(reader.schema.metadata, str(path))
             if not reader.schema.equals(schema):
-                raise ConfigError("its columns are not those of a run's records")
+                raise ConfigError("a run's records have other columns")
             batches.extend(reader)
         if launch is None:
             return None

@@ -165,7 +165,7 @@ class _Probe:
         return time.perf_counter() - start
 
     def least_seconds(self, batch: NumpyBatch, bound: float, most: int = 2) -> float:
-        """The shortest of a few calls, of which the first that is not longer than a bound is the last."""
+        """The shortest of a few calls; they end with the first that is not longer than a bound."""
         least = math.inf
         for _ in range(most):
             least = min(least, self.seconds(batch))

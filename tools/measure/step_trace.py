@@ -77,7 +77,7 @@ class StepInside:
         seconds: seconds of a step, while it is recorded.
         longest: the longest operations, at most five.
         copies: copies from the host to the device.
-        gaps: times in which none of these ran: the device, or the cores, waited for the program to start one.
+        gaps: times when none of these ran: the device, or the cores, waited for the program to start one.
     """
 
     profiler: str
@@ -146,7 +146,7 @@ def _own_times(spans: Sequence[Span]) -> Iterator[tuple[Span, float]]:
 
 
 def _gaps(step: Span, spans: Sequence[Span]) -> Iterator[float]:
-    """Seconds of a step's times in which no span runs."""
+    """Seconds of a step when no span runs."""
     free = step.begin
     for span in sorted(spans, key=lambda each: each.begin):
         if span.begin >= step.end:

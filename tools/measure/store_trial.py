@@ -141,7 +141,7 @@ class _Reader:
         self.times: list[float] = []
 
     def rate(self, threads: int, size: int, seconds: float) -> float:
-        """Bytes a second of so many threads, each of which reads part after part, at least one."""
+        """Bytes a second of so many threads, each reading part after part, at least one."""
         self.times = []
         start = time.perf_counter()
 

@@ -80,7 +80,7 @@ class TrainingTrials:
 
     @property
     def transform_estimate(self) -> Estimate | None:
-        """The transform's rate, which is at least that of the loader with it."""
+        """The transform's rate; it is at least the rate of the loader with it."""
         trials = [trial.estimate for trial in (self.transform, self.input) if trial is not None]
         return max(trials, key=lambda rate: rate.value) if self.transform is not None else None
 
@@ -91,7 +91,7 @@ class TrainingTrials:
 
     @property
     def utilisation(self) -> float:
-        """Share of training's time in which the step computes: MLPerf Storage's accelerator utilisation, in [0, 1]."""
+        """Share of training's time that the step computes: MLPerf Storage's accelerator utilisation, in [0, 1]."""
         return min(self.together.samples_per_second / self.step.samples_per_second, 1.0)
 
 

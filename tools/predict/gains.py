@@ -26,7 +26,7 @@ class MeasuredEpoch:
         transform: the transform's rate alone; None: there is none.
         step: the step's rate alone; None: there is none.
         together: the rate of training after the first batch; None: there is no step.
-        waiting: share of that time in which the step waited for input, measured on the same batches, in [0, 1].
+        waiting: share of that time that the step waited for input, measured on the same batches, in [0, 1].
         rest: the rate of the loader's epoch without what limits it, by the part that would limit it then.
         disturbed: share of the time that this program waited for cores that others held, in [0, 1].
     """

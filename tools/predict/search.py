@@ -61,7 +61,7 @@ class Candidate:
 
     @property
     def keeps_order(self) -> bool:
-        """Whether the batches are those of the defaults."""
+        """Whether the batches are the same as with the defaults."""
         return not {"streams", "window_shards"} & set(self.changed)
 
 

@@ -124,7 +124,7 @@ def simulate_ranks(
 
 
 def _caches(dataset: DatasetShape, setup: Setup) -> list[CacheModel | None]:
-    """The cache of each rank: its own, or that of its host; perhaps filled."""
+    """The cache of each rank: its own, or its host's; perhaps filled."""
     if setup.cache_bytes is None:
         return [None] * setup.ranks
     number = setup.ranks if setup.cache_in_memory else setup.hosts

@@ -1,6 +1,6 @@
 """`profile`: checks its arguments, measures store, loader and training in turn, and puts the result together.
 
-`procedure` has the order of the measurements, each of which is a module of its own; `bottleneck` names what limits the
+`procedure` has the order of the measurements; each is a module of its own; `bottleneck` names what limits the
 loader, `verdict` what limits training, `settings` what would help, by the simulator; `command` is `ringfeed profile`.
 """
 

@@ -114,7 +114,7 @@ def plot_shuffle(loader: Loader) -> Plot:
 
 
 def plot_waterfall(result: Profile) -> Plot:
-    """The rate of each part alone, in the order in which samples pass them, against the step's."""
+    """The rate of each part alone, in the order samples pass them, against the step's."""
     return result.chart.draw()
 
 

@@ -47,7 +47,7 @@ class Profile(Shown):
     """A measurement of the loader, and of training with it.
 
     Attributes:
-        world_size: number of ranks; samples and rates are those of the measured `rank` alone.
+        world_size: number of ranks; samples and rates are of the measured `rank` alone.
         first_batch_seconds: seconds from the request of an epoch to its first batch.
         seconds: seconds from the first to the last batch, which are read at full speed and discarded.
         samples_per_second: rate in `seconds`.
@@ -121,7 +121,7 @@ class Profile(Shown):
 
     @property
     def ceilings(self) -> dict[str, float]:
-        """The rate of each part alone, in samples a second, in the order in which samples pass them."""
+        """The rate of each part alone, in samples a second, in the order samples pass them."""
         parts, rates = self.parts, {}
         if parts.store is not None:
             rates["store"] = parts.store.best_bytes_per_second / self.stored_bytes

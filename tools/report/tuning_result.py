@@ -26,10 +26,10 @@ class TriedOptions:
     Attributes:
         options: arguments of `Loader`; ``cache_bytes`` is the limit of its cache.
         predicted_seconds, measured_seconds: of an epoch, as a mean of the run's; measured as a median of the rounds.
-        gains: measured rate / that of the defaults, by round.
+        gains: measured rate / rate with the defaults, by round.
         memory_bytes: predicted bytes of shards and batches of a rank.
         shards_in_batch: streams times the shards of a window: how many shards the records of a batch come from.
-        keeps_order: whether the batches are those of the defaults.
+        keeps_order: whether the batches are the same as with the defaults.
     """
 
     options: Mapping[str, Any]

@@ -76,7 +76,7 @@ def add_images_from(command: argparse._ActionsContainer) -> None:
     """Add `--images-from` to a command, or a group of its flags."""
     command.add_argument(
         "--images-from", metavar="FOLDER", action="append",
-        help="folder outside its own in which a list of images may name files, by path, link or URL, such as "
+        help="another folder that a list of images may name files in, by path, link or URL, such as "
         "/data/photos or s3://bucket/photos; / for all of this machine, https:// for all web servers (can be repeated)",
     )  # fmt: skip
 

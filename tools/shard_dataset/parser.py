@@ -85,7 +85,7 @@ Readers see the dataset either as it was before the repair, or as it is after. A
 No build can write to the dataset during a repair.
 
 examples:
-  # show what is damaged, what can be restored, and how many records of which class would be lost
+  # show what is damaged, what can be restored, and how many records each class would lose
   shard-dataset repair shards/ --dry-run
 
   # repair
@@ -203,7 +203,7 @@ def _add_cat(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
 
 def _add_clean(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     command = add_command(commands, "clean", "remove leftovers of killed builds and exports", _CLEAN_EPILOG)
-    command.add_argument("--spill", metavar="URL", help="--spill folder of the builds (default: that of the last)")
+    command.add_argument("--spill", metavar="URL", help="--spill folder of the builds (default: as in the last)")
     command.add_argument("--dry-run", action="store_true", help="show what would be removed, and remove nothing")
     _add_url(command)
     add_json(command)

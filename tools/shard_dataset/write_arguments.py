@@ -75,7 +75,7 @@ the dataset without the new records until all of them are written, and then with
 interrupted, the same command resumes it. Records are never added twice: a second append of the same SRC is refused,
 unless --again is given.
 
-Label, types, format and compression are those of the dataset, and SRC must have the same columns; CSV and JSON are read
+Label, types, format and compression stay as in the dataset, and SRC must have the same columns; CSV and JSON are read
 as these types. Classes keep their ids; new ones follow, and are named in the summary. Splits, seed, shard size,
 --split-column and --balance bytes are as in the build, unless given here. Within a generation, the shards of a split
 differ by at most one record, and by at most one record of each class. In a dataset built with --group-by, groups stay
@@ -100,12 +100,12 @@ examples:
   # use all of it for training
   shard-dataset append more.parquet shards/ --split train=1
 
-  # more photos, resized like those of the dataset; a few may be broken
+  # more photos, resized like the dataset's; a few may be broken
   shard-dataset append more-photos/ photos/ --on-bad-record skip:10
 
 {EXIT_CODES}"""
 _RESHARD_EPILOG = f"""\
-Records, schema and label are those of the dataset at URL; so are format and compression, unless given. Each shard is
+Records, schema and label come from the dataset at URL; so do format and compression, unless given. Each shard is
 checked against its checksum before it is used.
 
 The dataset's splits are kept. Name one of them as URL#SPLIT, or split all records anew with --split, which may put
@@ -157,14 +157,14 @@ def add_append(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--source-kind", choices=("auto", *KINDS), default="auto",
         help="kind of SRC (default: told by its file names); if it is python, SRC is MODULE:FUNCTION",
     )  # fmt: skip
-    _add_size(command, "that of the existing shards")
+    _add_size(command, "as the existing shards")
     splits = command.add_mutually_exclusive_group()
     splits.add_argument(
         "--split", dest="splits", type=checked_type(parse_splits), metavar="NAME=SHARE,...",
         help="splits and their shares (default: as in the build, by its --split-column or --split-files)",
     )  # fmt: skip
     _add_split_files(splits)
-    command.add_argument("--seed", type=int, help="seed of splits, shards and order (default: that of the build)")
+    command.add_argument("--seed", type=int, help="seed of splits, shards and order (default: as in the build)")
     _add_work(command)
     add_prepare_flags(command)
     add_trust_code(command)
@@ -179,9 +179,9 @@ def add_reshard(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     command.add_argument("src", metavar="URL", help="folder of the dataset, or FOLDER#SPLIT for one split")
     _add_output(
         command,
-        split_default="those of the dataset",
-        format_default="that of the dataset",
-        compression_default=f"that of the dataset; in another format: {_CODECS}",
+        split_default="as the dataset",
+        format_default="as the dataset",
+        compression_default=f"as the dataset; in another format: {_CODECS}",
     )
     command.set_defaults(label=None, source=None, source_kind="ringfeed", splits=None, shard_format=None)
 
@@ -276,7 +276,7 @@ def _add_size(command: argparse.ArgumentParser, default: str) -> None:
 def _add_work(command: argparse.ArgumentParser) -> None:
     """Add the flags that say how the work is done, and which records end it."""
     add_workers(command)
-    add_memory(command, "; on a cluster, that of each task (default: 1 GiB)")
+    add_memory(command, "; on a cluster, of each task (default: 1 GiB)")
     command.add_argument(
         "--spill", metavar="URL",
         help="folder for intermediate files, about as large as SRC (default: the folder of temporary files)",

@@ -1,6 +1,6 @@
 """The command `ringfeed bench-ring`: how long the ranks take to average tensors, by size, and the costs that fit.
 
-Sizes, columns and definitions are those of nccl-tests (doc/PERFORMANCE.md), so that rings can be compared.
+Sizes, columns and definitions are as in nccl-tests (doc/PERFORMANCE.md), so that rings can be compared.
 """
 
 from __future__ import annotations

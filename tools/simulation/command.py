@@ -71,7 +71,7 @@ def _add_machines(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add("--ranks", type=checked_type(_parse_counts), default=(1,), metavar="N,N", help="numbers of ranks (default: 1)")
     add("--ranks-per-host", type=_COUNT, default=8, metavar="N", help="most ranks of one host (default: 8)")
-    add("--cores", type=_COUNT, metavar="N", help="cores of a host (default: those of this machine)")
+    add("--cores", type=_COUNT, metavar="N", help="cores of a host (default: as this machine)")
     add("--latency", type=checked_type(_parse_seconds), metavar="TIME", help="of the store for a file, such as 30ms")
     add("--bandwidth", type=checked_type(parse_bytes), metavar="SIZE", help="of a host's link, a second, such as 1GB")
     add(

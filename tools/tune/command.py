@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("url", nargs="?", help="dataset: a path, s3://, hdfs://, whatever fsspec opens; or give --config")
     add_shared(parser, "--split", "--batch-size", "--step", "--transform", "--config", "--set", "--json")
-    add("--world-size", type=_COUNT, default=1, metavar="N", help="number of ranks, of which the first is measured")
+    add("--world-size", type=_COUNT, default=1, metavar="N", help="number of ranks; the first is measured")
     add("--seconds", type=float, default=60.0, metavar="S", help="time for measurements (default: 60)")
     add(
         "--cache", metavar="FOLDER",
@@ -103,7 +103,7 @@ def _tuned(args: argparse.Namespace, report: Any) -> Tuning:
 
 
 def _configuration(args: argparse.Namespace, result: Tuning) -> str:
-    """The configuration of a run with the options that were chosen: that of --config, or the keys of the dataset."""
+    """The configuration of a run with the chosen options: --config with them added, or the keys of the dataset."""
     if args.config is None:
         tree: dict[str, Any] = {"data": {"url": args.url, "batch_size": args.batch_size}}
     else:

@@ -34,7 +34,7 @@ _KNOBS = (
     ("verify", "shards_on_disk", "store_bandwidth", "fetch_threads", "the disk is the limit, since mapped shards are "
      "read while they are checked: put them on a faster one, {compressed}or try {fetch_threads}"),
     ("verify", "reads_few_columns", "verification", "", "checksums are the limit: the shards come from memory, and "
-     "TFRecord is checked whole, whatever columns are read: write Parquet, of which only these are ({reshard} --format "
+     "TFRecord is checked whole, whatever columns are read: write Parquet, where only these are ({reshard} --format "
      "parquet)"),
     ("verify", "", "verification", "", "checksums are the limit: the shards come from memory; more ranks per host "
      "share the work"),

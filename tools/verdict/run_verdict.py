@@ -43,7 +43,7 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankTimes:
-    """Mean seconds of a step on one rank, and in which share of the steps the others waited for it, in [0, 1]."""
+    """Mean seconds of a step on one rank, and the share of steps that the others waited for it, in [0, 1]."""
 
     rank: int
     host: str

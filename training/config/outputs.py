@@ -55,7 +55,7 @@ class OutputConfig(Options, group="output"):
 
     metrics: str | None = key(None, "JSON file of losses, rates, throughput and evaluations (path or URL)", kind="path")
     model: str | None = key(None, "file of the trained model, ending in .keras (path or URL)", kind="path")
-    weights: str = key("last", "of output.model: last, or best, those of the best checkpoint", choices=WEIGHTS)
+    weights: str = key("last", "weights of output.model: last, or best, from the best checkpoint", choices=WEIGHTS)
     log_every: int = key(50, "steps between entries of the log and of the metrics", at_least=1)
     records: str | None = key(
         None,

@@ -44,7 +44,7 @@ class _Launched:
     def wait(self, step: int) -> bool:
         """Wait for a place in the next ring, and put it into the environment; return whether there is one.
 
-        `step` is that of this rank's newest commit, or -1.
+        `step` is the step of this rank's newest commit, or -1.
         """
         self._send({"step": step})
         while "environment" not in (message := json.loads(self._lines.readline() or b'{"environment": null}')):

@@ -95,7 +95,7 @@ def ending_of(
     was_asked: bool,
     names: Sequence[str] = (),
 ) -> Ending:
-    """Return how ranks ended, of which one has with an error: by its own report, or by a signal.
+    """Return how ranks ended after one failed: by its own report, or by a signal.
 
     By rank: exit statuses (None: still runs), reports, and names if they have any. The rank `first` ended first;
     `was_asked` says whether they were told to end, by SIGTERM.

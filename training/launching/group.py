@@ -28,9 +28,9 @@ class ElasticRank:
     """A process of the run."""
 
     host: str = ""  # name of its host
-    slot: int  # its number on its host for life, such as that of its GPU
+    slot: int  # its number on its host for life; it selects its GPU
     phase: Phase = Phase.STARTING  # what it does
-    step: int = -1  # that of its newest commit, or -1
+    step: int = -1  # of its newest commit; -1: none
     rank: int = -1  # its rank in the last ring; -1 before the first
     joined: float | None = None  # clock in seconds at which it first joined a ring; None before
 

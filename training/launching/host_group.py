@@ -44,7 +44,7 @@ class RemoteProcess(Process):
 
     @property
     def code(self) -> int | None:
-        """Its exit status; that of ssh if the connection ended first."""
+        """Its exit status; the status of ssh if the connection ended first."""
         status = self.popen.poll()
         return self.ended if self.ended is not None else status
 

@@ -77,7 +77,7 @@ class LocalCluster:
         return None
 
     def _reported(self, task: Task, code: int) -> Ending:
-        """How the run ends of which a task has: by the first report, or else by the task's status."""
+        """How a run ends after one of its tasks: by the first report, or else by the task's status."""
         self._group.listen()
         report = self._group.first_report  # the errors of other tasks follow from it
         if report is None:

@@ -225,7 +225,7 @@ def run_together(
 
 
 def _ended(group: ProcessGroup[int], first: int, *, was_asked: bool) -> Ending:
-    """Return how ranks ended, of which `first` did with an error, or cannot be reached."""
+    """Return how ranks ended after `first` failed, or could not be reached."""
     losses = [f"{process.named(rank)}: {process.loss}" for rank, process in group.processes.items() if process.loss]
     if losses:
         return Ending(status=1, line=losses[0])

@@ -21,7 +21,7 @@ _DISTINCT_SHARE = 0.5  # with more different texts than this share of the record
 def column_remarks(manifest: Manifest, config: TrainConfig) -> list[str]:
     """Return one remark on all identifiers and dates that a tabular model would learn from, or none.
 
-    An identifier is a text that differs in more than half of the records, or integers of which each occurs once.
+    An identifier is a text that differs in more than half of the records, or integers that each occur once.
     """
     data = config.data
     if config.model.name not in _TABULAR:

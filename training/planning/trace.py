@@ -1,4 +1,4 @@
-"""Which records a run reads in which step: computed from its configuration, since no run writes a log of its order.
+"""The records that a run reads in each step, computed from its configuration, since no run writes a log of its order.
 
 The order of a run is a function of its seed, the epoch and the step. Resumes do not change it. The number of ranks
 decides only which rank reads which of a step's records; damaged shards that a run has left out are in its checkpoints.

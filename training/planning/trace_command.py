@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from .trace import RunTrace, TracedRecord
 
 DESCRIPTION = (
-    "Show which records a run reads in which step. No log is needed: the order follows from the configuration."
+    "Show the records that a run reads in each step. No log is needed: the order follows from the configuration."
 )
 
 EPILOG = """\

@@ -201,7 +201,7 @@ class Console(Tracker):
 
     def stop_early(self, event: events.StoppedEarly) -> None:
         self._total, best = event.step, event.best
-        of = "" if best is None else f"; the best is that of step {best['step']}: {metrics_text(best)}"
+        of = "" if best is None else f"; the best is step {best['step']}: {metrics_text(best)}"
         text = f"stopped early after step {event.step}: {event.reason}{of}"
         self._say(text, "stopped_early", step=event.step, reason=event.reason, best=best)
 

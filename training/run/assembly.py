@@ -146,7 +146,7 @@ def _shares(config: TrainConfig, ring: Ring, manifests: Mapping[str, Manifest]) 
     replicas = replicas_of(ring)
     if replicas and batch_size < replicas.size * config.optimizer.accumulate:
         raise ConfigError(
-            f"data.batch_size={batch_size} has too few samples for {replicas.size} devices, each of which takes "
+            f"data.batch_size={batch_size} has too few samples for {replicas.size} devices; each takes "
             f"optimizer.accumulate={config.optimizer.accumulate} at least"
         )
     if shares.least < config.optimizer.accumulate:

@@ -62,7 +62,7 @@ def shares_by_speed(shares: Sequence[int], seconds: Sequence[float], bound: floa
 class RankShares:
     """This rank's share of each global batch, and the loader of that share.
 
-    `bound` is that of `shares_by_speed`; None for equal shares. With `has_part` the ranks have parts of their own
+    `bound`: see `shares_by_speed`; None for equal shares. With `has_part` the ranks have parts of their own
     (`sync.clients`), which the loader reads in their shares.
     """
 

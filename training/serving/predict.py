@@ -65,8 +65,8 @@ part-RANK-of-RANKS.parquet, of its part of the split, in the order of the datase
 
 In a FOLDER, _predictions.json comes last: where it is, all records are there. Readers of Parquet folders pass over it.
 The predictions are the same on any number of ranks. The same command again finds them there and succeeds; a folder that
-holds those of another model, dataset or options is refused. A record whose scores are NaN has no prediction, and the
-command says how many there are.
+holds predictions of another model, dataset or options is refused. A record whose scores are NaN has no prediction, and
+the command says how many there are.
 """
 
 

@@ -78,7 +78,7 @@ def prepare_folder(storage: Storage, url: str) -> None:
     files = [name for name in storage.list() if not is_lease_file(name, _LEASE)]
     if SUMMARY in files:
         raise ConfigError(
-            f"--out: {url} holds predictions already, but not (or not all) those of this model and dataset, with these "
+            f"--out: {url} holds predictions already, but not (or not all) of this model and dataset, with these "
             "options; remove it, or name another folder"
         )
     own = [name for name in files if _is_own(draft_target(name) or name)]

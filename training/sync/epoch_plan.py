@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochPlan:
-    """The steps of an epoch in which a rank trains; it rests in the others, which are spread evenly.
+    """The steps of an epoch that a rank trains in. It rests in the others, which are spread evenly.
 
     An epoch has as many steps as the largest part has batches, and each rank trains once on each of its samples. So
     each round has samples of all ranks in proportion to their parts, as far as it has enough steps.

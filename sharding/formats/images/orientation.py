@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 
 _START_BYTES = 64  # where EXIF begins in a JPEG: first, or after JFIF's 18 bytes
-_EXIF_BYTES = 4096  # of which the first directory takes a part; and of a PNG, before its pixels
+_EXIF_BYTES = 4096  # enough for the first directory, and for what a PNG holds before its pixels
 _ORIENTATION = 0x0112
 
 

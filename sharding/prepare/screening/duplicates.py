@@ -299,7 +299,7 @@ def find_duplicates_in_bucket(
     bucket, part = np.concatenate(rows), np.concatenate(numbers)
     order = np.lexsort((bucket[:, 1], bucket[:, 0]))  # stable: equal hashes stay in the order of the source
     hashes, part = bucket[order, :2], part[order]
-    is_new = np.ones(len(order), np.bool_)  # the hash differs from that of the row before
+    is_new = np.ones(len(order), np.bool_)  # the hash differs from the row before
     is_new[1:] = (hashes[1:] != hashes[:-1]).any(axis=1)
     firsts = np.flatnonzero(is_new)[np.cumsum(is_new) - 1]  # the first row with the hash of each row
     own = part >= existing_parts

@@ -304,7 +304,7 @@ def differing_columns(url: str, given: Sequence[Feature], first: str, wanted: Se
     elif lacking is not None:
         how = f"it has no {lacking!r}, as {first} has"
     else:
-        how = f"it has {extra!r}, which {first} lacks" if extra else f"they lie in other places than those of {first}"
+        how = f"it has {extra!r}, which {first} lacks" if extra else f"they lie in other places than in {first}"
     return SourceError(
         f"{url}: its columns differ: {how}; or name files of one kind with a glob, or common columns with ::NAME,..."
     )

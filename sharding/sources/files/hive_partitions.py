@@ -101,7 +101,7 @@ def find_partitions(url: str, paths: Sequence[str], texts: Collection[str] = ())
     for path, values in zip(paths, parsed, strict=True):
         if values.keys() != parsed[0].keys():
             raise SourceError(
-                f"{path}: its folders name the partition keys ({', '.join(values)}), but those of {paths[0]} name "
+                f"{path}: its folders name the partition keys ({', '.join(values)}), but {paths[0]} names "
                 f"({', '.join(parsed[0])}); give all files of a source the same keys"
             )
     kinds = {name: pa.string() if name in texts else _kind([values[name] for values in parsed]) for name in parsed[0]}

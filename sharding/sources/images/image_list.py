@@ -41,7 +41,7 @@ class ImageListSource:
     table: Source  # source of the list
     path_column: str  # the table's column of paths
     schema: Schema
-    images_from: tuple[str, ...] = ()  # folders besides the table's own in which it may name files
+    images_from: tuple[str, ...] = ()  # folders, besides the table's own, that it may name files in
 
     @classmethod
     def open(

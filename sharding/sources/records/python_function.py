@@ -201,7 +201,7 @@ def _check_schema(url: str, schema: pa.Schema, types: pa.Schema, count: int) -> 
     ours, theirs = (sorted(fields.remove_metadata(), key=lambda field: field.name) for fields in (schema, types))
     if ours != theirs:
         raise SourceError(
-            f"{url}: from record {count} on the schema differs from that of the first batch; cast one to the other"
+            f"{url}: from record {count} on the schema differs from the first batch; cast one to the other"
         )
 
 

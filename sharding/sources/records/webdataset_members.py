@@ -114,7 +114,7 @@ def _entries(value: Any, extension: str, objects: set[str] | None = None) -> Ite
 
 
 def _read_npy(content: bytes) -> npt.NDArray[Any]:
-    """Read an array: never a pickle, and only if its size is that of its header."""
+    """Read an array: never a pickle, and only if it has the size that its header says."""
     file = BytesIO(content)
     try:
         version = np.lib.format.read_magic(file)
@@ -173,7 +173,7 @@ class MemberTypes:
 
     @property
     def label_spellings(self) -> tuple[str, ...]:
-        """The spellings of an integer label that has several, such as 1 and 01, because of which it is text."""
+        """The spellings of an integer label that has several, such as 1 and 01; it is then text."""
         return self._values[self._label].spellings if self._label in self._values else ()
 
 

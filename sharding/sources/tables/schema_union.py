@@ -123,7 +123,7 @@ def _collect_columns(
                 path = paths.get(column.name, (column.name,))
                 if columns.paths.setdefault(column.name, path) != path:
                     first = next(iter(columns.fields[column.name].values()))
-                    raise SourceError(f"{url}: its structs differ from those of {first}; write both alike")
+                    raise SourceError(f"{url}: its structs differ from the structs of {first}; write both alike")
                 columns.fields.setdefault(column.name, {}).setdefault(column.with_nullable(True), url)
             columns.structs.update(dict.fromkeys(structs))
             names = frozenset(schema.names)

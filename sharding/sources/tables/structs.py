@@ -68,7 +68,7 @@ def fields_of(
 
 
 def path_to_read(name: str, paths: Mapping[str, Path]) -> Path:
-    """Return the path to read for a column: that of an image's whole struct, of a whole nested list, else its own."""
+    """Return the path to read for a column: the whole struct of an image, a whole nested list, else its own path."""
     path = paths.get(name, (name,))
     if ".".join(path) != name:
         return path[:-1]

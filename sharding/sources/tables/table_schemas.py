@@ -43,7 +43,7 @@ def check_features(fields: Sequence[pa.Field]) -> None:
     if not odd:
         return
     others = ", ".join(repr(field.name) for field in odd[1:_NAMES_SHOWN]) + ", ..." * (len(odd) > _NAMES_SHOWN)
-    also = others and f" (nor those of {others})"
+    also = others and f" (nor can any hold {others})"
     raise SourceError(
         f"column {odd[0].name!r} has type {odd[0].type}, which no feature can hold{also}; "
         "leave it out with the first --drop-columns or --select, give it a type with --cast (decimals, nulls) or with "

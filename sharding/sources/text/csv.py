@@ -57,7 +57,7 @@ class CsvSource(TextSource):
         for file, header in zip(files, headers, strict=True):
             if odd := sorted(set(header.names) ^ set(headers[0].names)):
                 raise SourceError(
-                    f"{file.url}: its columns differ from those of {files[0].url} (only one of the two has a column "
+                    f"{file.url}: its columns differ from {files[0].url}'s (only one of the two has a column "
                     f"{odd[0]!r}); the columns must agree, in any order"
                 )
         check_names(options.declared, headers[0].names)

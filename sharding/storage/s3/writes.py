@@ -27,7 +27,7 @@ T = TypeVar("T")
 SINGLE_BYTES = 64 << 20  # objects up to this size are written in one request
 
 _PART_BYTES = 16 << 20
-_PARTS_OF_ONE_SIZE = 1000  # then the size doubles, so that the limit of 10,000 parts covers that of 5 TiB
+_PARTS_OF_ONE_SIZE = 1000  # then the size doubles, so that 10,000 parts, the limit, hold 5 TiB
 _PARTS_AT_ONCE = 4
 _HASHED_BYTES = 1 << 20  # hashing more takes longer than a request for the size
 

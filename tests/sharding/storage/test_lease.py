@@ -337,7 +337,7 @@ def test_an_unreadable_lease_file_is_reported(tmp_path: Path) -> None:
 def test_a_broken_link_is_no_lease_file(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("nowhere")
     for folder in ("link", "link/sub"):
-        with pytest.raises(StorageError, match="a name in its path is that of a file, or of a link that leads nowhere"):
+        with pytest.raises(StorageError, match="a name in its path belongs to a file, or to a link that leads nowhere"):
             take(Storage(str(tmp_path / folder)))
 
 

@@ -350,7 +350,7 @@ def test_the_cause_decides_and_the_context_does_not() -> None:
             OSError(errno.ENOMEM, "mmap"),
             "out of memory; this process may have 300 MiB: raise the limit (ulimit -v), or",
         ),
-        (OSError(errno.EMFILE, "x"), "too many open files, of which this process may have 314572800; raise the limit"),
+        (OSError(errno.EMFILE, "x"), "too many open files: this process may have 314572800; raise the limit"),
         (OSError(errno.ENFILE, "x"), "this machine has too many open files; end other programs, or raise its limit"),
         (
             OSError(errno.ENOSPC, "x"),

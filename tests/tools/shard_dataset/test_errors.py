@@ -260,7 +260,7 @@ def test_a_build_continues_when_the_reader_of_its_progress_leaves(source: str, t
 
 def test_a_file_in_place_of_a_folder(cli: Cli, source: str, tmp_path: Path) -> None:
     for command in (["inspect", source], ["clean", source], ["build", source, f"{tmp_path}/o", "--spill", source]):
-        assert_one_line(cli("shard-dataset", *command), "a name in its path is that of a file", "check the path")
+        assert_one_line(cli("shard-dataset", *command), "a name in its path belongs to a file", "check the path")
 
 
 def test_a_dangling_link_in_place_of_a_folder(cli: Cli, source: str, dataset: Path, tmp_path: Path) -> None:
@@ -274,7 +274,7 @@ def test_a_dangling_link_in_place_of_a_folder(cli: Cli, source: str, dataset: Pa
         [*build, f"{tmp_path}/o", "--spill", str(link)],
         ["export", str(dataset), f"{link}/sub", "--to", "hf"],
     ):
-        assert_one_line(cli("shard-dataset", *command), "or of a link that leads nowhere, where a folder must be")
+        assert_one_line(cli("shard-dataset", *command), "or to a link that leads nowhere, where a folder must be")
     assert not (tmp_path / "o").exists()
 
 

@@ -150,7 +150,7 @@ def _check_position(position: Position, config: TrainConfig, steps_per_epoch: in
 def _log_resumed(step: int, total_steps: int, kind: str) -> None:
     if step == total_steps and kind == "checkpoint":
         log.info(
-            "the checkpoint of step %d is that of the last step: nothing is left to train. To train on, raise "
+            "the checkpoint of step %d is of the last step: nothing is left to train. To train on, raise "
             "epochs or max_steps; for another run, set another checkpoint.url",
             step,
         )

@@ -40,7 +40,7 @@ class PartPlan:
 
     A worker that has done its own part helps another: it takes half of what that one has left, or all if it has died. A
     step that a dead worker has begun is done again. With a bound, each worker does its own part, and begins no step if
-    it has done more than this many beyond the slowest, of which `most_ahead` is the largest lead. Ho et al., "Stale
+    it leads the slowest by more than this many; `most_ahead` is the largest lead. Ho et al., "Stale
     Synchronous Parallel Parameter Server", NIPS 2013.
 
     >>> plan = PartPlan(2, 0, 2)

@@ -83,7 +83,7 @@ class TestHeader:
             (tmp_path / f"{number}.csv").write_text("".join(f"{number},{row}\n" for row in range(5)))
         assert rows_of(tmp_path, header="none") == [[number, row] for number in range(3) for row in range(5)]
         (tmp_path / "1.csv").write_text("1,2,3\n")
-        with pytest.raises(SourceError, match=r"1\.csv: its columns differ from those of .*0\.csv"):
+        with pytest.raises(SourceError, match=r"1\.csv: its columns differ from .*0\.csv's"):
             read(tmp_path, header="none")
 
 
