@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from ringfeed.sharding.common.validation import integer
 from ringfeed.sharding.errors import ConfigError
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
 Transform: TypeAlias = Callable[[Any], Any]
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 is_mapping: ContextVar[bool] = ContextVar("is_mapping", default=False)
 """Whether functions are traced in the body of `mapping`."""
@@ -32,6 +33,14 @@ def mapping() -> Iterator[None]:
         yield
     finally:
         is_mapping.reset(token)
+
+
+def unconverted(function: Function) -> Function:
+    """Mark a function in plain TensorFlow operations, which AutoGraph would take a second to look through."""
+    import tensorflow as tf
+
+    marked: Function = tf.autograph.experimental.do_not_convert(function)
+    return marked
 
 
 _NO_ELEMENT = ("Unsupported return value from function", "Length for attr 'output_")  # in TensorFlow's messages
@@ -92,7 +101,7 @@ def apply_transform(
     if not all(map(callable, functions)):
         raise ConfigError(f"transform must be a function of one element, or several, got {transform!r}")
     for function in functions:
-        plain = tf.autograph.experimental.do_not_convert(function) if isinstance(function, GraphTransform) else function
+        plain = unconverted(function) if isinstance(function, GraphTransform) else function
         try:
             with mapping():
                 dataset = dataset.map(plain) if calls == 1 else dataset.map(plain, calls, deterministic=True)

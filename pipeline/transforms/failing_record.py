@@ -18,7 +18,7 @@ from ringfeed.pipeline.deliver.to_numpy import NumpyBatch, Ragged
 from ringfeed.pipeline.select.sample_columns import SAMPLE_KEY, Origin
 from ringfeed.sharding.errors import ConfigError, DatasetError, RingfeedError
 
-from .apply import Transform, mapping
+from .apply import Transform, mapping, unconverted
 from .image_ops import decode
 from .images import ImageTransform
 
@@ -51,7 +51,7 @@ def explain_failures(
     def fail(step: np.int64) -> np.bool_:
         raise explain(int(step)).with_traceback(None) from None
 
-    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]  # TensorFlow ships no types
+    @unconverted
     def check(step: tf.Tensor, numbered: tuple[tf.Tensor, Any]) -> Any:
         number, batch = numbered
         is_next = tf.cond(tf.equal(step, number), lambda: True, lambda: tf.numpy_function(fail, [step], tf.bool))

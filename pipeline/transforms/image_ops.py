@@ -20,7 +20,7 @@ from ringfeed.pipeline.select.sample_columns import SAMPLE_KEY
 from ringfeed.sharding.errors import ConfigError
 from ringfeed.sharding.formats.images.file_types import BMP_GREYS
 
-from .apply import is_mapping, require_feature
+from .apply import is_mapping, require_feature, unconverted
 from .image_options import CentreCrop, ColourJitter, ImageTransformOptions, Normalisation, RandomCrop
 from .numpy_images import BOXES
 
@@ -35,6 +35,7 @@ _JPEG_SCALES = (1, 2, 4, 8)  # divisors of the sides that libjpeg can decode to
 _PHILOX = "philox"  # named, so that every device draws by the same algorithm
 
 
+@unconverted
 def transform_images(element: Mapping[str, Any], options: ImageTransformOptions) -> dict[str, Any]:
     """The element with the images of one feature decoded, cropped, resized, augmented and scaled.
 

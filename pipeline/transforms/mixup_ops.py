@@ -13,12 +13,13 @@ import tensorflow as tf
 from ringfeed.pipeline.select.sample_columns import CLASS_ID, SAMPLE_KEY, SOFT_LABEL, WEIGHT
 from ringfeed.sharding.errors import ConfigError
 
-from .apply import require_feature
+from .apply import require_feature, unconverted
 
 _MIXUP, _CUTMIX = 1, 2  # folded into a sample's key; image transforms draw by the key itself
 _PHILOX = "philox"
 
 
+@unconverted
 def mix_up(
     element: Mapping[str, Any], features: Sequence[str], *, classes: int, alpha: float, group: int
 ) -> dict[str, Any]:
@@ -30,6 +31,7 @@ def mix_up(
     return {**element, **mixed, SOFT_LABEL: _mixed(_labels(element, classes), partners, shares)}
 
 
+@unconverted
 def cut_mix(element: Mapping[str, Any], feature: str, *, classes: int, alpha: float, group: int) -> dict[str, Any]:
     """Apply `CutMix`, whose fields the arguments are, to an element."""
     _check(element, [feature], group)

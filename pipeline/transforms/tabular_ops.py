@@ -14,11 +14,13 @@ import tensorflow as tf
 from ringfeed.pipeline.select.sample_columns import mask_name
 from ringfeed.sharding.errors import ConfigError
 
+from .apply import unconverted
 from .tabular_plan import CategoryColumn, NumericColumn, TabularPlan
 
 Element = Mapping[str, Any]
 
 
+@unconverted
 def tabular_inputs(element: Element, plan: TabularPlan) -> dict[str, Any]:
     """The inputs that `TabularTransform` adds; raises a ConfigError if the element lacks the mask of a column."""
     inputs = {}

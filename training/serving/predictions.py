@@ -22,6 +22,7 @@ import tensorflow as tf
 
 from ringfeed.pipeline import Loader
 from ringfeed.pipeline.select.sample_columns import mask_name
+from ringfeed.pipeline.transforms.apply import unconverted
 from ringfeed.sharding.dataset.manifest import Manifest
 from ringfeed.sharding.destination.held_folder import hold_folder
 from ringfeed.sharding.destination.leftovers import abort_uploads, remove_files
@@ -216,7 +217,7 @@ class Predictor:
         masks = [mask_name(name) for name in self._masks]
         taken = [*inputs, *(mask for mask, name in zip(masks, self._masks, strict=True) if name in inputs)]
 
-        @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]  # TensorFlow ships no types
+        @unconverted
         def prepare(element: Mapping[str, Any]) -> Any:
             kept = {name: element[name] for name in [*self.keep, *masks]}
             return self.model.inputs({name: element[name] for name in taken}), kept, element["sample_weight"]

@@ -11,9 +11,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
+from tensorflow.python.autograph.core.ag_ctx import control_status_ctx  # there is no public name for it
 
-from ringfeed.pipeline import ImageTransform, Loader, Mixture
+from ringfeed.pipeline import CutMix, ImageTransform, Loader, Mixture, Mixup, TabularTransform
 from ringfeed.pipeline.transforms.failing_record import explain_failures
+from ringfeed.pipeline.transforms.tabular_plan import NumericColumn, TabularPlan
 from ringfeed.sharding import BuildOptions, ConfigError, CorruptionError, DatasetError, RingfeedError, build
 from ringfeed.tools.cli import main
 from tests.helpers.numbered_records import rewrite
@@ -272,3 +274,31 @@ def test_each_of_two_readings_raises_its_own_error(damaged: str) -> None:
     next(third)
     with pytest.raises(ZeroDivisionError):
         third.throw(ZeroDivisionError)  # no error of the loader's
+
+
+NUMBER = NumericColumn(name="n", mean=0.0, std=1.0, has_missing=False)
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [
+        ImageTransform(feature="photo", size=(8, 8)),
+        Mixup(features=("x",), classes=2),
+        CutMix(feature="image", classes=2),
+        TabularTransform(plan=TabularPlan(numeric=(NUMBER,), categories=())),
+    ],
+    ids=lambda transform: type(transform).__name__,
+)
+def test_autograph_does_not_look_through_a_transform_that_a_users_function_calls(transform: Any) -> None:
+    seen = set()
+
+    class Watched(dict[str, Any]):
+        def __getitem__(self, name: str) -> Any:
+            seen.add(control_status_ctx().status.name)
+            return super().__getitem__(name)
+
+    element = {"photo": tf.constant([encode(pixels_of(0), "png")] * 8), "n": tf.ones([8]), "x": tf.ones([8, 3])}
+    element |= {"image": tf.ones([8, 4, 4, 1]), "class_id": tf.zeros([8], tf.int32)}
+    element["sample_key"] = tf.zeros([8, 2], tf.int64)
+    tf.function(lambda: transform(Watched(element))).get_concrete_function()
+    assert seen == {"DISABLED"}
