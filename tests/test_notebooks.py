@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from ringfeed.sharding import BuildOptions, build
+from tests.helpers.lean import calm_ranks
 from tests.servers.web import Behaviour, served
 
 Config = pytest.importorskip("traitlets.config", reason="the extra `test` is not installed").Config
@@ -74,7 +75,8 @@ def test_a_notebook_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
     for cell in notebook.cells:
         cell.source = cell.source.replace("seconds = 4 ", "seconds = 0.4 ")
     with TemporaryDirectory() as sockets:  # whose paths must be short; a port may be taken before the kernel binds it
-        monkeypatch.setenv("TMPDIR", str(tmp_path))  # where it builds its dataset
+        for name, value in {"TMPDIR": str(tmp_path), **calm_ranks()}.items():  # it builds its dataset there
+            monkeypatch.setenv(name, value)
         client = nbclient.NotebookClient(
             notebook,
             timeout=180, startup_timeout=280, iopub_timeout=170, raise_on_iopub_timeout=True, kernel_name="python3",

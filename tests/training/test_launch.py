@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from random import Random
-from typing import NamedTuple
+from typing import NamedTuple, Union
 
 import psutil
 import pyarrow as pa
@@ -28,11 +28,13 @@ from ringfeed.training.launching.endings import LauncherSignals
 from tests.helpers.checkpoints import saved_steps
 from tests.helpers.lean import lean_environment
 from tests.helpers.noting_network import NETWORK
+from tests.helpers.warm import WarmProcess, WarmServer
 
 pytest.importorskip("horovod", reason="Horovod is built by: make setup")
 
 RECORDS, BATCH, EVERY = 240, 12, 5
 STEPS = RECORDS // BATCH
+Launcher = Union["subprocess.Popen[str]", WarmProcess]
 
 NOTE = """
 import os, time, keras, numpy as np, tensorflow as tf
@@ -74,17 +76,24 @@ def _configure(folder: Path, **settings: float) -> None:
     path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | settings))
 
 
-def _launch(folder: Path, *flags: str, **environ: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "ringfeed.tools.cli", "launch", *flags, "train", "--config", "run.yaml"]
-    command += filter(None, [environ.get("QUIET")])  # a pipe that nobody reads holds 64 KiB
+def _launch(folder: Path, *flags: str, warm: WarmServer | None = None, **environ: str) -> Launcher:
+    words = ["ringfeed.tools.cli", "launch", *flags, "train", "--config", "run.yaml"]
+    if warm is not None:
+        return warm.start(words, folder=folder, output=folder / "output", environ=environ)
+    words += filter(None, [environ.get("QUIET")])  # a pipe that nobody reads holds 64 KiB
+    command = [sys.executable, "-m", *words]
     return subprocess.Popen(command, cwd=folder, env=lean_environment(environ), stderr=subprocess.PIPE, text=True)
 
 
-def _wait_for_step(folder: Path, step: int, process: subprocess.Popen[str]) -> None:
+def _output(process: Launcher) -> str:
+    return "".join(filter(None, process.communicate(timeout=280)))
+
+
+def _wait_for_step(folder: Path, step: int, process: Launcher) -> None:
     _wait_for(process, lambda: max(saved_steps(folder / "run"), default=-1) >= step)
 
 
-def _ranks(process: subprocess.Popen[str]) -> dict[int, psutil.Process]:
+def _ranks(process: Launcher) -> dict[int, psutil.Process]:
     """The ranks by number; a child may just begin, with its parent's environment, or have ended."""
     found = {}
     for child in psutil.Process(process.pid).children():
@@ -103,6 +112,11 @@ class Seen(NamedTuple):
     ids: list[int]
 
 
+def _noted_ranks(folder: Path) -> dict[int, psutil.Process]:
+    """The ranks by number that have made a step."""
+    return {seen.rank: psutil.Process(seen.pid) for seen in _seen(folder)}
+
+
 def _seen(folder: Path) -> list[Seen]:
     lines = (line.split(" ", 4) for line in (folder / "seen").read_text().splitlines())
     return [Seen(*map(int, fields), json.loads(ids)) for *fields, ids in lines]
@@ -119,18 +133,18 @@ def _assert_each_sample_once_an_epoch(folder: Path, steps: int) -> dict[int, int
     return {step: sum(seen.rank == 0 for seen in found) for step, found in attempts.items()}
 
 
-def _wait_for(process: subprocess.Popen[str], is_there: Callable[[], bool]) -> None:
+def _wait_for(process: Launcher, is_there: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 280
     while not is_there():
-        assert process.poll() is None, process.communicate()[1]
+        assert process.poll() is None, _output(process)
         assert time.monotonic() < deadline, f"{process.pid} still runs"
         time.sleep(0.01)
 
 
-def _stop(process: subprocess.Popen[str]) -> tuple[int, str]:
+def _stop(process: Launcher) -> tuple[int, str]:
     """End a run by SIGTERM; return the number of its steps, and what it printed."""
     process.send_signal(signal.SIGTERM)
-    _, stderr = process.communicate(timeout=240)
+    stderr = _output(process)
     assert process.returncode == 75, stderr
     assert "Traceback" not in stderr
     last = re.fullmatch(r"ringfeed launch: stopped by SIGTERM; the checkpoint of step (\d+).*", stderr.splitlines()[-1])
@@ -157,11 +171,13 @@ def test_when_rank_0_is_killed_the_other_keeps_its_process_and_lets_a_new_rank_i
     assert sum(count > 1 for count in begun.values()) <= EVERY + 1  # since the commit, and the step of the kill
 
 
-def test_a_rank_that_is_stopped_is_lost_after_lost_seconds_and_the_other_goes_on(run_folder: Path) -> None:
+def test_a_rank_that_is_stopped_is_lost_after_lost_seconds_and_the_other_goes_on(
+    run_folder: Path, warm: WarmServer
+) -> None:
     _configure(run_folder, watchdog_seconds=0, lost_seconds=3.0)
-    process = _launch(run_folder, "-n", "2", "--elastic", PAUSE="1")
+    process = _launch(run_folder, "-n", "2", "--elastic", warm=warm, PAUSE="1")
     _wait_for_step(run_folder, 5, process)
-    ranks = _ranks(process)
+    ranks = _noted_ranks(run_folder)
     ranks[0].suspend()
     start = time.monotonic()
     _wait_for(process, lambda: any((seen.pid, seen.size) == (ranks[1].pid, 1) for seen in _seen(run_folder)))
@@ -236,7 +252,7 @@ def test_ctrl_c_is_one_line_and_leaves_no_process(run_folder: Path) -> None:
     ranks = _ranks(process)
     assert all(os.getpgid(rank.pid) == rank.pid for rank in ranks.values())  # a terminal's Ctrl-C does not reach them
     process.send_signal(signal.SIGINT)
-    _, stderr = process.communicate(timeout=280)
+    stderr = _output(process)
     assert (process.returncode, stderr) == (130, "ringfeed launch: interrupted\n")
     assert not [p for p in ranks.values() if p.is_running()]
 
@@ -247,7 +263,7 @@ def test_a_rank_that_stalls_is_named_with_its_place_and_all_end(run_folder: Path
     _wait_for_step(run_folder, 5, process)
     ranks = _ranks(process)
     (run_folder / "stall").touch()
-    _, stderr = process.communicate(timeout=280)
+    stderr = _output(process)
     assert process.returncode == 1
     line = stderr.splitlines()[-1]
     assert line.startswith("ringfeed launch: error: rank 1 has stalled in ")
