@@ -106,7 +106,8 @@ def open_source(
         null_values: texts of CSV that mean null, in columns of every type.
         images_from: folders, besides its own, that a list of images may name files in.
         csv: how CSV is written; None: in UTF-8 with a header.
-        unlabelled: whether images may lie in no class folder.
+        unlabelled: whether the records are to be scored: images may lie in no class folder, and no text is reported
+            that may mean a missing value.
         sizes: how much of a file is read at a time, and how large parts are.
 
     Raises:

@@ -29,7 +29,14 @@ from .blocks import Block, Mark, Span, cut_parts, read_blocks
 from .csv_parse import MISSING, Header, Rows, parse_block, with_points
 from .csv_records import cut_records
 from .declared_types import beyond_integers, cast_text, exceeds_more
-from .doubtful_text import count_missing, first_texts, warn_of_missing, warn_of_numbers, warn_of_spellings
+from .doubtful_text import (
+    count_missing,
+    first_texts,
+    warn_of_commas,
+    warn_of_missing,
+    warn_of_odd_texts,
+    warn_of_spellings,
+)
 from .text_source import InferenceOptions
 
 _HEXADECIMAL = re.compile(rb"0[xX][0-9A-Fa-f]{1,16}(?![0-9A-Fa-f])")  # longer ones are hashes, which stay text anyway
@@ -81,8 +88,10 @@ def infer_types(
     if label in types.respelled and types.known[label] in _INTEGERS:
         _settle_label(sources, types, label)
     first = {name: text for name, text in types.first.items() if options.wanted(name) and name != label}
-    warn_of_numbers(files[0].url, first, headers[0].delimiter, headers[0].dialect.decimal)
-    warn_of_missing(files[0].url, _count_missing(sources, types, options), label, options.null_values)
+    odd_texts = warn_of_commas(files[0].url, first, headers[0].delimiter, headers[0].dialect.decimal)
+    if not options.unlabelled:
+        warn_of_odd_texts(files[0].url, odd_texts)
+        warn_of_missing(files[0].url, _count_missing(sources, types, options), label, options.null_values)
     schema = types.schema()
     integers = [field for field in schema if field.name in types.signed and field.type in _INTEGERS]
     for field in integers:

@@ -56,14 +56,17 @@ def first_texts(table: pa.Table, names: Sequence[str]) -> dict[str, pa.Array]:
     return {name: table.column(name).slice(0, _FIRST).combine_chunks() for name in texts}
 
 
-def warn_of_numbers(path: str, first: Mapping[str, pa.Array], delimiter: str, decimal: str) -> None:
-    """Warn of columns of text that hold numbers, for the most part: with a decimal comma, or beside one or two texts.
+def warn_of_commas(path: str, first: Mapping[str, pa.Array], delimiter: str, decimal: str) -> dict[str, list[str]]:
+    """Warn of columns of text that hold numbers with a decimal comma.
 
     Args:
         path: URL of the first file.
         first: first texts of columns, by name; missing values and texts such as NA do not count.
         delimiter: character between fields; beside another than a comma, a comma is taken to begin a fraction.
         decimal: character that does begin one.
+
+    Returns:
+        For each column that holds numbers but for one or two texts, these texts.
     """
     commas, odd_texts = [], dict[str, list[str]]()
     for name, texts in first.items():
@@ -82,6 +85,11 @@ def warn_of_numbers(path: str, first: Mapping[str, pa.Array], delimiter: str, de
             "%s: numbers with a decimal comma stay text, in %s; to read them as numbers, add --decimal ,",
             path, listed([repr(name) for name in commas], _MOST),
         )  # fmt: skip
+    return odd_texts
+
+
+def warn_of_odd_texts(path: str, odd_texts: Mapping[str, Sequence[str]]) -> None:
+    """Warn of columns of numbers that one or two texts, by column, make text."""
     if odd_texts:
         found = [f"{' and '.join(map(repr, odd))} in {name!r}" for name, odd in odd_texts.items()]
         _logger.warning(

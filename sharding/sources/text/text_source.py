@@ -48,6 +48,7 @@ class InferenceOptions:
     null_values: tuple[str, ...] = ()  # texts of CSV that mean null in columns of every type
     dialect: CsvDialect = field(default_factory=CsvDialect)  # how CSV is written
     sizes: ReadSizes = OWN_SIZES
+    unlabelled: bool = False  # whether the records are to be scored: the model says what may be missing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +68,7 @@ class TextSource(RecordSource):
         null_values: tuple[str, ...] = (),
         csv: CsvDialect | None = None,
         sizes: ReadSizes = OWN_SIZES,
+        unlabelled: bool = False,
     ) -> Self:
         """Read all files once to infer the types of their columns; see `open_source`.
 
@@ -82,6 +84,7 @@ class TextSource(RecordSource):
             null_values=null_values,
             dialect=csv or CsvDialect(),
             sizes=sizes,
+            unlabelled=unlabelled,
         )
         return cls.infer(url, label, files, options)
 
