@@ -6,6 +6,7 @@ That of PyTorch runs in tests/helpers/torch_checks.py.
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 import tensorflow as tf
 from tensorflow.tsl.profiler.protobuf import xplane_pb2
@@ -16,7 +17,7 @@ from ringfeed.tools.measure.step_trace import StepInside, look_inside, read_even
 from ringfeed.tools.measure.workloads import function_workload
 
 MILLISECOND = 10**9  # in picoseconds, the unit of a recording
-SQUARE = tf.Variable(tf.random.normal([1024, 1024]))
+SQUARE = np.random.default_rng(0).normal(size=(1024, 1024)).astype(np.float32)
 Event = tuple[str, float, float]  # name, begin and length in milliseconds
 
 
