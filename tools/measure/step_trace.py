@@ -94,10 +94,8 @@ def trace_step(workload: Workload) -> tuple[StepInside, list[Span]]:
     Raises:
         ConfigError: the step fails, or a profiler is at work already.
     """
-    step, batches = (
-        guarded_step(workload),
-        list(islice(chain.from_iterable(map(workload.batches, range(_STEPS))), _STEPS)),
-    )
+    step = guarded_step(workload)
+    batches = list(islice(chain.from_iterable(map(workload.batches, range(_STEPS))), _STEPS))
     step(batches[0])  # which may compile
     if "torch" in sys.modules:
         spans = _by_torch(step, batches)
