@@ -70,9 +70,12 @@ def pytest_xdist_setupnodes(config: pytest.Config) -> None:
 
     class ForkedIO(gateway_io.Popen2IOMaster):  # type: ignore[misc]
         def __init__(self, arguments: Sequence[str], execmodel: Any) -> None:
-            pipe = subprocess.PIPE
             self.popen = subprocess.Popen(
-                arguments, stdin=pipe, stdout=pipe, preexec_fn=lambda: _become_worker(arguments[-1])
+                arguments,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                preexec_fn=lambda: _become_worker(arguments[-1]),
+                restore_signals=False,  # Python ignores SIGPIPE, as this process does
             )
             Popen2IO.__init__(self, self.popen.stdin, self.popen.stdout, execmodel=execmodel)
 
