@@ -105,7 +105,7 @@ def newer(tmp_path: Path) -> str:
 
 @pytest.fixture
 def dataset(_original: Path, parquet: str, tmp_path: Path) -> Path:
-    """600 records in eight shards, built from `parquet`, to append to."""
+    """600 records in eight shards, built from a file like `parquet`, to append to."""
     return Path(shutil.copytree(_original / "out", tmp_path / "out"))
 
 

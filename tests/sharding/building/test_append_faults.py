@@ -47,9 +47,9 @@ pytestmark = pytest.mark.usefixtures("temporary_folder")
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), StorageError("planted")])
 def test_finished_shards_are_kept_and_the_dataset_is_the_old_one_meanwhile(
-    dataset: Path, newer: str, tmp_path: Path, parquet: str, error: BaseException
+    dataset: Path, newer: str, tmp_path: Path, error: BaseException
 ) -> None:
-    built(parquet, tmp_path / "whole", label="label", splits=SPLITS, shards=7)
+    built(open_dataset(str(dataset)).manifest.source["url"], tmp_path / "whole", label="label", splits=SPLITS, shards=7)
     appended(newer, tmp_path / "whole")
     options = AppendOptions(source=newer, destination=str(dataset))
     with pytest.raises(type(error), match="shards are finished: start the same command again"):
@@ -74,12 +74,12 @@ def test_a_mistaken_append_leaves_the_work_of_a_killed_one_alone(dataset: Path, 
     assert max(progress.resumed for progress in seen) >= 3
 
 
-def test_another_append_replaces_an_abandoned_one(dataset: Path, newer: str, tmp_path: Path, parquet: str) -> None:
+def test_another_append_replaces_an_abandoned_one(dataset: Path, newer: str, tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         append(AppendOptions(source=newer, destination=str(dataset)), report=interrupt_after(3, KeyboardInterrupt()))
     pq.write_table(newer_table(100, 9000), tmp_path / "third.parquet")
     appended(str(tmp_path / "third.parquet"), dataset)
-    built(parquet, tmp_path / "whole", label="label", splits=SPLITS, shards=7)
+    built(open_dataset(str(dataset)).manifest.source["url"], tmp_path / "whole", label="label", splits=SPLITS, shards=7)
     appended(str(tmp_path / "third.parquet"), tmp_path / "whole")
     assert contents(dataset) == contents(tmp_path / "whole")
     assert appended(newer, dataset).manifest.records == OLD + 100 + NEW

@@ -73,7 +73,7 @@ MANIFESTS: list[tuple[Change, str]] = [
     (lambda v: v["splits"].update({"../up": v["splits"].pop("test")}), "'../up' is not a valid name of a split"),
     (lambda v: v["splits"]["test"].update(records=7), "split 'test' has 7 records, but 6 over all classes"),
     (lambda v: v["splits"]["test"].update(shards=1 << 40), "split 'test' has 6 records in 1099511627776 shards"),
-    (lambda v: v["splits"]["test"]["statistics"].pop("id"), "the statistics of split 'test' are not"),
+    (lambda v: v["splits"]["test"]["statistics"].pop("id"), "the statistics of split 'test' do not match its features"),
     (lambda v: v["layout"].update(example_bytes=1 << 40), "its layout does not fit its features"),
     (lambda v: v["layout"]["columns"][0].update(name="x"), "its layout does not fit its features"),
     (lambda v: v["layout"]["columns"][0].update(item_bytes=-1), "its layout does not fit its features"),

@@ -81,9 +81,9 @@ def test_a_rebuild_takes_the_memory_that_the_caller_gives(root: Path, original: 
     blank(root / min(path.name for path in root.glob("train-*.tfrecord")))
     hurt = contents(root)
     with pytest.raises(ConfigError, match=r"of memory .*, and --memory allows 1 MiB"):
-        repair(str(root), originals=[replace(original, memory_bytes=1 << 20)])
+        repair(str(root), originals=[replace(original, memory=1 << 20)])
     assert contents(root) == hurt
-    repair(str(root), originals=[replace(original, memory_bytes=1 << 30)])
+    repair(str(root), originals=[replace(original, memory=1 << 30)])
     assert contents(root) == before
 
 
@@ -282,7 +282,7 @@ class TestEverySource:
         built(str(tmp_path / "x.parquet"), tmp_path / "out", label="label", shards=3, source_kind="parquet")
         with pa.ipc.new_file(tmp_path / "y.arrow", table.schema) as writer:
             writer.write_table(table)
-        self.check(tmp_path / "out", Original(url=str(tmp_path / "y.arrow"), kind="ipc"))
+        self.check(tmp_path / "out", Original(url=str(tmp_path / "y.arrow"), source_kind="ipc"))
 
     def test_one_split_of_a_dataset(self, pristine: Dataset, tmp_path: Path) -> None:
         url = f"{pristine.storage.locate()}#test"
