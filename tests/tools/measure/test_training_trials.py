@@ -78,7 +78,7 @@ def test_a_slow_step_is_no_fault_of_the_input(dataset: str, tmp_path: Path) -> N
 
 
 def test_a_slow_transform_is_named(dataset: str) -> None:
-    result = profile(dataset, batch_size=BATCH, step=step_of(0.001), transform=slow_transform, seconds=3.0)
+    result = profile(dataset, batch_size=BATCH, step=step_of(0.005), transform=slow_transform, seconds=3.0)
     assert result.training is not None
     assert result.verdict.bottleneck == "transform"
     assert result.training.transform is not None
