@@ -1,6 +1,8 @@
 """Parquet files: encodings chosen by the first rows, and damaged footers."""
 
-import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -57,26 +59,33 @@ def test_a_footer_that_would_abort_pyarrow_is_reported_as_damaged() -> None:
         list(scan_row_groups(pa.py_buffer(bytes(data))))
 
 
-def test_footers_are_tried_in_one_process_and_its_end_is_no_damage() -> None:
+def trial_process() -> psutil.Process:
+    """The process that tries footers for this one."""
     whole = write_parquet(pa.record_batch({"x": np.arange(50)}), "none", 25)
+    assert len(list(scan_row_groups(whole))) == 2
+    (one,) = [each for each in psutil.Process().children() if "read_metadata" in str(each.cmdline())]
+    return one
 
-    def process() -> psutil.Process:
-        assert len(list(scan_row_groups(whole))) == 2
-        (one,) = [each for each in psutil.Process().children() if "read_metadata" in str(each.cmdline())]
-        return one
 
-    first = process()
-    assert process() == first
+def test_footers_are_tried_in_one_process_and_its_end_is_no_damage() -> None:
+    first = trial_process()
+    assert trial_process() == first
     first.kill()
-    assert process() != first
-    pid = os.fork()
-    if not pid:
-        try:
-            assert process() not in psutil.Process(os.getppid()).children()
-            os._exit(0)
-        finally:
-            os._exit(1)
-    assert os.waitpid(pid, 0)[1] == 0
+    assert trial_process() != first
+
+
+def test_a_fork_tries_footers_in_a_process_of_its_own() -> None:
+    program = """if True:
+        import os, psutil
+        from tests.sharding.formats.test_parquet import trial_process
+        trial_process()
+        pid = os.fork()
+        if pid:
+            assert os.waitpid(pid, 0)[1] == 0
+        else:
+            assert trial_process() not in psutil.Process(os.getppid()).children()
+    """
+    subprocess.run([sys.executable, "-c", program], cwd=Path(__file__).parents[3], check=True, timeout=240)
 
 
 def test_a_file_without_rows_can_be_written() -> None:
