@@ -189,7 +189,7 @@ def _run(*command: str) -> str:
 
 
 def _wide() -> dict[str, str]:
-    """The environment in which no line of a help text is wrapped."""
+    """An environment that wraps no line of a help text."""
     return {**os.environ, "COLUMNS": "1000"}
 
 

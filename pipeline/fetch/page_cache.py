@@ -45,14 +45,15 @@ def read_into_page_cache(
         if _is_cached(descriptor, start, stop):
             return None
         space, at = memoryview(bytearray(min(READ_BYTES, max(stop - start, 0)))), start
-        for size in chain(blocks, repeat(READ_BYTES)):
-            block = space[: min(size, stop - at)]
+        sizes = chain(blocks, repeat(READ_BYTES))
+        while at < stop:
+            block = space[: min(next(sizes), stop - at)]
             count = _read_block(descriptor, block, at)
             check(block[:count])
             at += count
-            if count < len(block) or at >= stop:
-                return _is_cached(descriptor, start, at)
-        raise AssertionError("unreachable")
+            if count < len(block):
+                break
+        return _is_cached(descriptor, start, at)
     finally:
         os.close(descriptor)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import mmap
 import os
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
 
@@ -121,14 +121,17 @@ class SourceReader:
         ends = np.cumsum(lengths, dtype=np.int64)
         stop, cuts = start + int(ends[-1]), _whole_frames(ends)
         if cuts is None:
-            self._read_ahead(path, start, stop)
+            self._read_ahead(path, partial(read_into_page_cache, start=start, stop=stop))
             return None
         groups = iter(np.split(lengths, cuts[:-1]))
         intact: list[bool] = []
         sizes = np.diff(ends[np.array(cuts) - 1], prepend=0).tolist()
-        is_kept = self._read_ahead(
-            path, start, stop, lambda block: intact.append(frames_are_intact(pa.py_buffer(block), next(groups))), sizes
-        )
+
+        def check(block: memoryview) -> None:
+            intact.append(frames_are_intact(pa.py_buffer(block), next(groups)))
+
+        read = partial(read_into_page_cache, start=start, stop=stop, check=check, blocks=sizes)
+        is_kept = self._read_ahead(path, read)
         return all(intact) and len(intact) == len(cuts) if is_kept else None
 
     def columns(
@@ -164,7 +167,7 @@ class SourceReader:
                 for _ in range(_ATTEMPTS):
                     with self._counters.busy("fetch", size=stop - start):
                         if memory is None:
-                            self._read_ahead(shard.path, start, stop)
+                            self._read_ahead(shard.path, partial(read_into_page_cache, start=start, stop=stop))
                         else:
                             memory[start:stop] = self._fetch_part(shard.path, start, stop)
                         part = data.slice(start, stop - start)
@@ -205,7 +208,7 @@ class SourceReader:
         return bad
 
     def _fetch(self, path: str, size: int, kind: Latencies, digest: Checksum) -> tuple[pa.Buffer, bool]:
-        """The content of a file, and whether the digest is that of all of it."""
+        """Return the content of a file, and whether the digest covers all of it."""
         if self._remote is not None:
             read = partial(_read_whole, self._storage, path)
             with self._counters.waiting("fetch"):
@@ -214,22 +217,15 @@ class SourceReader:
             with self._counters.waiting("fetch"):
                 return pa.py_buffer(self._storage.read(path)), False
         content = self._storage.map(path, will_need=False)  # refuses special files, which reading would wait for
-        return content, bool(self._read_ahead(path, 0, content.size, digest.update))
+        read_file = partial(read_into_page_cache, start=0, stop=content.size, check=digest.update)
+        return content, bool(self._read_ahead(path, read_file))
 
-    def _read_ahead(
-        self,
-        path: str,
-        start: int,
-        stop: int,
-        check: Callable[[memoryview], object] = len,
-        blocks: Iterable[int] = (),
-    ) -> bool | None:
-        """Bring bytes ``[start, stop)`` of a mapped file into the page cache; see `read_into_page_cache`."""
+    def _read_ahead(self, path: str, read: Callable[[str], bool | None]) -> bool | None:
+        """Bring a mapped file into the page cache by `read_into_page_cache`, and count the wait for the disk."""
         assert self._storage.local_path is not None
         begun = time.perf_counter()
         with self._storage.errors("read", path):
-            local = os.path.join(self._storage.local_path, path)
-            is_kept = read_into_page_cache(local, start, stop, check, blocks)
+            is_kept = read(os.path.join(self._storage.local_path, path))
         if is_kept is not None:
             self._counters.add("fetch", wait=time.perf_counter() - begun)
         return is_kept

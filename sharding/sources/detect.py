@@ -115,15 +115,14 @@ def open_source(
         ConfigError: a type is declared for a missing column, or the kind takes no `null_values` or no `csv`.
     """
     files: Sequence[SourceFile] | None = None
-    kind_of_source: Any
     if isinstance(url, MemoryRecords):
-        kind, kind_of_source = "table", MemorySource
+        kind = "table"
     else:
         url = normalize_url(url, "source")
         _refuse_version(url)
         if kind == "auto":
             kind, files = _detect(url)
-        kind_of_source = _SOURCES[kind]
+    kind_of_source: Any = MemorySource if isinstance(url, MemoryRecords) else _SOURCES[kind]
     if issubclass(kind_of_source, TableSource):
         features = {**casts, **features}
     if kind_of_source not in (CsvSource, ImageListSource):
@@ -152,8 +151,8 @@ def _refuse_options_of_csv(what: str, null_values: tuple[str, ...], csv: CsvDial
         raise ConfigError(f"--null-values is for CSV and TSV, and {what}; use --filter or --map")
     if csv is not None and csv.recorded():
         raise ConfigError(
-            f"--header, --columns, --delimiter and --encoding are for CSV and TSV, and {what}; leave them out, or say "
-            "--source-kind csv"
+            f"--header, --columns, --delimiter, --encoding and --decimal are for CSV and TSV, and {what}; leave them "
+            "out, or say --source-kind csv"
         )
 
 

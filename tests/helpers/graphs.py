@@ -1,6 +1,6 @@
 """Whether TensorFlow optimizes graphs in a test: not as a rule, because that takes longer than a few steps.
 
-Users' graphs are optimized, by Grappler. So are those of the commands that tests start as processes.
+Grappler optimizes the graphs of users, and of the commands that tests start as processes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ OPTIMIZED = {
     "tests/pipeline/transforms/test_tabular.py": "TensorFlow's result has to be NumPy's",
     "tests/test_golden.py": "digests are of what users get",
     "tests/training/models/test_remat.py": "an optimizer could undo what is computed twice",
-    "tests/training/optimizers": "compiled updates have to be those of a reference",
+    "tests/training/optimizers": "compiled updates have to equal a reference",
     "tests/training/records/test_clock.py": "an optimizer could take the clock for a constant",
     "tests/training/ring": "an optimizer could change the order of collectives",
     "tests/training/step": "the bits of two graphs are compared",

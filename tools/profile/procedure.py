@@ -25,7 +25,7 @@ from ringfeed.tools.measure.loader_trial import LoaderTrial, try_loader
 from ringfeed.tools.measure.other_load import LoadClock
 from ringfeed.tools.measure.part_trials import try_hand_over, try_opening, try_warm
 from ringfeed.tools.measure.slow_records import SlowRecords, find_slow_records
-from ringfeed.tools.measure.step_trace import trace_step
+from ringfeed.tools.measure.step_trace import StepInside, trace_step
 from ringfeed.tools.measure.store_trial import StoreTrial, try_store_of
 from ringfeed.tools.measure.training_trials import TrainingTrials, Workload, try_training
 from ringfeed.tools.predict.gains import ExpectedGain, MeasuredEpoch
@@ -96,11 +96,7 @@ def investigate(loader: Loader, workload: Workload | None, url: str, request: Re
         )
     )  # fmt: skip
     tried = _try_knob(loader, workload, verdict.knob, budget, request)
-    inside = None
-    if request.trace is not None and workload is not None:
-        request.report("the step from inside")
-        inside, spans = trace_step(workload)
-        write_step_trace(spans, request.trace)
+    inside = None if workload is None else _look_inside(workload, request)
     options = loader.arguments
     return Profile(
         url=public_url(url), **{name: options[name] for name in _NAMED_OPTIONS},
@@ -113,6 +109,16 @@ def investigate(loader: Loader, workload: Workload | None, url: str, request: Re
         tried=tried, inside=inside, queue_depths=trial.depths, other_load=clock.other_load(),
         own_share=trial.own_seconds / reading_seconds, loader_rate=figures.loader,
     )  # fmt: skip
+
+
+def _look_inside(workload: Workload, request: Request) -> StepInside | None:
+    """Record some steps and write their trace, if one was asked for."""
+    if request.trace is None:
+        return None
+    request.report("the step from inside")
+    inside, spans = trace_step(workload)
+    write_step_trace(spans, request.trace)
+    return inside
 
 
 def _try_workload(

@@ -262,7 +262,7 @@ class Profile(Shown):
 
 
 def _shortened(name: str) -> str:
-    """A name of at most 60 characters: those of kernels on a GPU have hundreds."""
+    """Shorten a name to 60 characters: a kernel on a GPU has hundreds."""
     return name if len(name) <= 60 else f"{name[:37]}...{name[-20:]}"
 
 

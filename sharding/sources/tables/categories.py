@@ -47,7 +47,7 @@ def agreed_categories(
 
     Args:
         schemas: schemas of `mark_categories`, with the URLs of their files.
-        features: declared features, such as those of the dataset that is appended to.
+        features: declared features; when a dataset is appended to, its own.
 
     Raises:
         SourceError: two files have different categories.

@@ -133,11 +133,7 @@ class TableSource(RecordSource):
             schemas.append((file.url, schema))
             parts += file_parts
         schemas, unit = cls.settle(schemas, wanted)
-        declared = None if label is None else features.get(label)
-        names_of_numbers = class_names(schemas, label) if declared is None or not declared.numeric else ()
-        if names_of_numbers:
-            features = {name: feature for name, feature in features.items() if name != label}
-        features = {**decimal_features(schema for _, schema in schemas), **features}
+        names_of_numbers, features = _names_of_numbers(schemas, label, features)
         union = unite_schemas(schemas, wanted, features)
         names = [field.name for field in union.fields]
         texts = [name for name, feature in features.items() if feature.dtype == "string"]
@@ -372,6 +368,19 @@ def open_table(
             if "Exceeded size limit" in str(error):
                 remedy = f"{remedy}, or its footer is larger than Arrow reads: write fewer columns, or fewer row groups"
             raise _DamagedError(str(source_error(path, error, remedy))) from error
+
+
+def _names_of_numbers(
+    schemas: Sequence[tuple[str, pa.Schema]], label: str | None, features: Mapping[str, Feature]
+) -> tuple[tuple[str, ...], dict[str, Feature]]:
+    """Return the names of the label's numbers, if the files have some, and the features that are left to declare.
+
+    A label declared as numbers keeps them; one that has names is not declared. Decimals are, as what loses nothing.
+    """
+    declared = None if label is None else features.get(label)
+    names = class_names(schemas, label) if declared is None or not declared.numeric else ()
+    left = {name: feature for name, feature in features.items() if not names or name != label}
+    return names, {**decimal_features(schema for _, schema in schemas), **left}
 
 
 def _check_columns_of_keys(keys: Sequence[str], missing: Mapping[str, Collection[str]]) -> None:

@@ -168,7 +168,7 @@ def test_of_large_records_no_more_are_copied_than_is_asked_for(
     first = next(batches)
     assert all(len(set(image)) == 1 and len(image) == size for image in first["image"])
     held = size if loader.locates_features else 3 * size  # with a record's frame and the columns it is parsed into
-    assert loader.stats()["deliver"].bytes < limit + 2.5 * batch * held  # of 20 batches: two more
+    assert loader.stats()["deliver"].bytes < limit + 2.5 * batch * held  # at most two batches more, of the 20
     batches.close()
 
 
