@@ -18,7 +18,7 @@ P = ParamSpec("P")
 Result = TypeVar("Result")
 Options = TypeVar("Options")
 
-# Arguments have the names of the flags; a field tells its unit, or would hide a built-in function or a property.
+# A field tells its unit; as `format` or `split` it would hide a built-in function or a property.
 _FIELDS = {"format": "shard_format", "split": "splits", "shard_size": "shard_bytes", "memory": "memory_bytes"}
 
 
@@ -64,7 +64,8 @@ def former_names(**names: str) -> Callable[[Callable[P, Result]], Callable[P, Re
     >>> @former_names(memory_bytes="memory")
     ... def hold(*, memory: int = 1) -> int:
     ...     return memory
-    >>> with warnings.catch_warnings(action="ignore"):
+    >>> with warnings.catch_warnings():
+    ...     warnings.simplefilter("ignore")
     ...     hold(memory_bytes=7)  # type: ignore[call-arg]
     7
     """

@@ -318,7 +318,7 @@ def _is_one_of(values: pa.Array, literals: Sequence[pa.Scalar]) -> pa.Array:
 
 
 def _common(kind: pa.DataType, other: Value) -> pa.DataType | None:
-    """The type to compare a column with another column or a literal; None if there is none."""
+    """The type that a column and another column or a literal are compared in; None if there is none."""
     if isinstance(other, pa.Array):
         if kind == other.type:
             return pa.float32() if kind == pa.float16() else kind
