@@ -118,7 +118,8 @@ def _noted_ranks(folder: Path) -> dict[int, psutil.Process]:
 
 
 def _seen(folder: Path) -> list[Seen]:
-    lines = (line.split(" ", 4) for line in (folder / "seen").read_text().splitlines())
+    whole = (folder / "seen").read_text().rpartition("\n")[0]  # a line that crosses a page may be there in part
+    lines = (line.split(" ", 4) for line in whole.splitlines())
     return [Seen(*map(int, fields), json.loads(ids)) for *fields, ids in lines]
 
 
