@@ -120,7 +120,7 @@ def _write(folder: Path) -> None:
     shards = []
     for copy in range(COPIES):
         for shard in dataset.shards:
-            data, index = (f"{copy}-{path}" for path in shard.files)
+            data, index = (str(Path(path).with_name(f"{copy}-{Path(path).name}")) for path in shard.files)
             os.link(target / shard.path, target / data)
             os.link(target / shard.index_path, target / index)
             counts = ClassCounts(shard.class_counts)
@@ -129,4 +129,4 @@ def _write(folder: Path) -> None:
     info = replace(info, records=info.records * COPIES, shards=len(shards), class_counts=counts)
     manifest, table = seal(replace(dataset.manifest, splits={"train": info}), shards)
     (target / manifest.shards_path).write_bytes(table)
-    (target / "dataset.json").write_bytes(manifest.encode())
+    (target / manifest.names.manifest).write_bytes(manifest.encode())

@@ -1,8 +1,7 @@
 """Predicted against measured: what `simulate` says of configurations that run here, and what they then take.
 
 The costs of each store are measured alone, then all is predicted, and then measured on 1 to 4 ranks with a real ring,
-over local disk, a web server with latency or a narrow link, and S3 (SeaweedFS) behind a link. `run_hosts` predicts
-steps on hosts in namespaces, behind links of 100 Mbit/s, by what `ringfeed bench-ring` and `ringfeed simulate` say.
+over local disk, a web server with latency or a narrow link, and S3 (SeaweedFS) behind a link.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ import os
 import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -35,7 +33,6 @@ RECORDS, WIDTH, SHARDS, BATCH = 24_000, 512, 32, 256  # 48 MiB
 LOCAL_TIMES = 3  # as many records on the local disk, where an epoch would otherwise end too soon
 SLOW_LINK = 20_000_000  # bytes a second
 LATENCY = 0.05
-HOSTS_MEASURED, HOSTS_BEYOND, LOCAL_BATCH, STEP_SECONDS = (4, 6), (64, 1000), 32, 0.05
 _SERVER = """
 import sys, time
 from pathlib import Path
@@ -118,70 +115,6 @@ def run(folder: Path, rounds: int) -> list[tuple[str, list[float], float]]:
     error = statistics.median(abs(ratio - 1) for ratio in ratios)
     print(f"  median error of {len(ratios)} predictions: {error:.1%} (goal 15 %)")
     return [("predicted / measured seconds of an epoch", ratios, 1.0)]
-
-
-def run_hosts(folder: Path, rounds: int) -> list[tuple[str, list[float], float]]:
-    """The ratios of predicted to measured seconds of an epoch on 4 and 6 hosts; prints the prediction for more."""
-    from train.links import environment, hosts, output_of
-
-    with hosts(folder, max(HOSTS_MEASURED)) as running:
-        first = running.hosts[0]
-        _write(running.shared, 1)
-        for host in running.hosts:
-            host.limit("100mbit")
-
-        def ringfeed(*words: str) -> Any:
-            command = [sys.executable, "-m", "ringfeed.tools.cli", *words, "--json"]
-            return json.loads(output_of(first.start(command, environment())))
-
-        ring = ringfeed("launch", "-H", "h1:1,h2:1", "bench-ring", "--max-size", "4MiB")
-        print(f"  ring: {ring['latency_seconds_between']} s, {ring['bytes_per_second_between']} bytes/s", flush=True)
-        flags = ["--ring-latency", "..".join(f"{each:.6f}s" for each in ring["latency_seconds_between"])]
-        flags += ["--ring-bandwidth", "..".join(f"{each:.0f}" for each in ring["bytes_per_second_between"])]
-        flags += ["--step-seconds", "..".join(f"{each:.5f}s" for each in _sleeps())]
-        flags += ["--gradients", str(GRADIENT_BYTES), "--ranks-per-host", "1", "--local-batch", str(LOCAL_BATCH)]
-        ringfeed("simulate", "served/data-1", "--save-costs", "costs.json")
-        simulate = ["simulate", "served/data-1", "--costs", "costs.json", *flags]
-        near = ringfeed(*simulate, "--ranks", ",".join(map(str, HOSTS_MEASURED)))["simulations"]
-        far = ringfeed(*simulate, "--ranks", ",".join(map(str, HOSTS_BEYOND)), "--records", "3200000")["simulations"]
-        measured = [statistics.median(_on_hosts(running, count, rounds)) for count in HOSTS_MEASURED]
-    ratios = []
-    for each, seconds in zip([*near, *far], [*measured, *[None] * len(far)], strict=True):
-        (epoch,) = each["epochs"]
-        step, low, high = (1000 * part / epoch["steps"] for part in (epoch["seconds"], *epoch["seconds_between"]))
-        shown = f"predicted {step:.0f} ms a step ({low:.0f} to {high:.0f})"
-        if seconds is not None:
-            is_within = epoch["seconds_between"][0] <= seconds <= epoch["seconds_between"][1]
-            shown += f", measured {1000 * seconds / epoch['steps']:.0f} ms, {'within' if is_within else 'outside'}"
-            ratios.append(epoch["seconds"] / seconds)
-        print(f"  {each['setup']['ranks']} hosts: {shown}", flush=True)
-    return [("predicted / measured seconds of an epoch on hosts", ratios, 1.0)]
-
-
-def _sleeps() -> tuple[float, float]:
-    """The shortest, and almost the longest, time that a step of a device takes here."""
-    times = []
-    for _ in range(40):
-        begun = time.perf_counter()
-        time.sleep(STEP_SECONDS)
-        times.append(time.perf_counter() - begun)
-    return min(times), sorted(times)[-2]
-
-
-def _on_hosts(running: Any, count: int, rounds: int) -> list[float]:
-    """Seconds of an epoch, by round."""
-    from train.links import environment, output_of
-
-    one = {"number": 0, "url": "served/data-1", "ranks": count, "loader": {"batch_size": LOCAL_BATCH * count}}
-    one |= {"step": f"device:{STEP_SECONDS}", "cache": "", "warm": False, "rounds": rounds}
-    (running.shared / "hosts.json").write_text(json.dumps([one]))
-    places = ",".join(f"{host.name}:1" for host in running.hosts[:count])
-    words = [str(Path(sys.executable).parent / "horovodrun"), "-np", str(count), "-H", places, "--gloo"]
-    program = str(Path(__file__).with_name("parts") / "simulation_ranks.py")
-    output = output_of(running.hosts[0].start([*words, sys.executable, program, "hosts.json"], environment()))
-    found = [json.loads(line.split("RESULT", 1)[1]) for line in output.splitlines() if "RESULT" in line]
-    seconds: list[float] = next(each["seconds"] for each in found if "number" in each)
-    return seconds
 
 
 def _predict(one: Configuration, shape: DatasetShape, costs: Costs, on_cores: StepCosts, ring: RingCosts) -> float:

@@ -1,1 +1,1 @@
-"""Benchmarks of `ringfeed train`: its ranks, optimizers, memory and records."""
+"""Benchmarks of `ringfeed train`: its start, its steps and its optimizers."""
