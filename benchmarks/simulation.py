@@ -25,7 +25,7 @@ from parts.simulation_ranks import GRADIENT_BYTES, make_step
 
 from ringfeed.pipeline import Loader
 from ringfeed.sharding import BuildOptions, build
-from ringfeed.tools.measure.cost_trials import measure_costs
+from ringfeed.tools.measure.loader_costs import measure_costs
 from ringfeed.tools.measure.training_trials import Workload
 from ringfeed.tools.simulation import Costs, DatasetShape, RingCosts, Setup, StepCosts, fit_ring, simulate
 

@@ -174,20 +174,20 @@ def test_a_module_has_a_test_file_of_its_name_or_names_others() -> None:
 @pytest.mark.parametrize(
     ("docstring", "fault"),
     [
-        ("Words.", "charts.py: write tests/tools/demo/test_charts.py"),
-        ("Words. Tested in tests/tools/demo/test_report.py.", "charts.py: write"),  # not a line of its own
-        ("Words.\n\nTested in test_report.py.", "charts.py: write"),
+        ("Words.", "samples.py: write tests/tools/demo/test_samples.py"),
+        ("Words. Tested in tests/tools/demo/test_report.py.", "samples.py: write"),  # not a line of its own
+        ("Words.\n\nTested in test_report.py.", "samples.py: write"),
         (
             "Words.\n\nTested in tests/tools/demo/test_reports.py.",
             "test_reports.py, which does not exist",
         ),
-        ("Words.\n\nTested in tests/tools/tune/test_tune.py.", "does not reach tools/demo/charts.py"),
+        ("Words.\n\nTested in tests/tools/tune/test_tune.py.", "does not reach tools/demo/samples.py"),
         ("Words.\nTested in tests/tools/demo/test_report.py and tests/test_site.py.", "test_site.py does not reach"),
         ("Words.\nTested in tests/tools/demo/test_report.py.", None),
     ],
 )
 def test_the_check_of_named_tests_can_fail(docstring: str, fault: str | None) -> None:
-    found = missing_test(ROOT / "tools/demo/charts.py", docstring)
+    found = missing_test(ROOT / "tools/demo/samples.py", docstring)
     assert found is None if fault is None else fault in (found or "")
 
 

@@ -1,6 +1,6 @@
 """The demo's page: balance, throughput, training and results in one self-contained HTML file.
 
-Pure: results in, text out. `run` measures, `charts` draws, and `templates/report.html` has the layout and the colours.
+Pure: results in, text out. `run` measures, `charts.drawing` draws, and `templates/report.html` has layout and colours.
 """
 
 from __future__ import annotations
@@ -9,20 +9,22 @@ from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
-from typing import Any
+from typing import Any, TypeAlias
 
 import jinja2
 import numpy as np
 from markupsafe import Markup
 
+from ringfeed.tools.charts.drawing import Drawing, counts, curves, groups, short, stack
 from ringfeed.tools.console import human_bytes, human_seconds
 from ringfeed.tools.shard_dataset.balance_report import SplitBalance
 
-from . import charts
 from .samples import SampleImage
 
 _STAGES = ("fetch", "verify", "open", "plan", "gather")
 _METRICS_SHOWN = 4  # decimals
+_OF_LATE = ("recall", "precision")
+_Line: TypeAlias = tuple[list[float], list[float]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,13 +167,13 @@ def _data_url(png: bytes) -> str:
 def _late_flights(natural: Mapping[str, Any], uniform: Mapping[str, Any]) -> dict[str, int]:
     """Count late flights of the test split: all of them, those that each model finds, and its false alarms."""
     late = list(natural["recall"]).index("late")
-    counts = [np.asarray(final["confusion"]) for final in (natural, uniform)]
+    counted = [np.asarray(final["confusion"]) for final in (natural, uniform)]
     return {
-        "late": int(counts[0][late].sum()),
-        "natural_found": int(counts[0][late, late]),
-        "uniform_found": int(counts[1][late, late]),
-        "natural_false": int(counts[0][1 - late, late]),
-        "uniform_false": int(counts[1][1 - late, late]),
+        "late": int(counted[0][late].sum()),
+        "natural_found": int(counted[0][late, late]),
+        "uniform_found": int(counted[1][late, late]),
+        "natural_false": int(counted[0][1 - late, late]),
+        "uniform_false": int(counted[1][1 - late, late]),
     }
 
 
@@ -188,68 +190,62 @@ def _largest_spread(datasets: Sequence[BuiltDataset]) -> tuple[int, int]:
 def _results_chart(result: DemoResult) -> str:
     rows = [row for row in compare_runs(result.natural["final"], result.uniform["final"]) if row.metric != "loss"]
     described = "; ".join(f"{row.metric} {row.natural:.1%} and {row.uniform:.1%}" for row in rows)
-    return charts.grouped_bars(
-        {"natural": [row.natural for row in rows], "uniform": [row.uniform for row in rows]},
-        [row.metric for row in rows],
-        title="Flights: results on the test split",
-        description=f"Natural and uniform: {described}.",
-        x_label="percent",
-    )
+    drawing = Drawing(0.62 * len(rows) + 0.75, in_page=True)
+    parts = {
+        "natural": {row.metric: 100 * row.natural for row in rows},
+        "uniform": {row.metric: 100 * row.uniform for row in rows},
+    }
+    groups(drawing.axes, parts, lambda value: f"{value:.1f} %")
+    drawing.axes.set_xlim(0, 114)
+    drawing.legend()
+    plot = drawing.finish("Flights: results on the test split", "percent", "")
+    return plot.themed(f"Natural and uniform: {described}.")
 
 
 def _precision_chart(result: DemoResult) -> str:
     """Draw precision over recall of late flights, with a mark at the probability of a half, by which a run decides."""
-    lines = []
+    lines, marks = {}, {}
     for label, metrics in {"natural": result.natural, "uniform": result.uniform}.items():
         final = metrics["final"]
-        curve = {name: [100 * value for value in final["precision_recall"][name]] for name in ("recall", "precision")}
-        counts, late = np.asarray(final["confusion"]), metrics["classes"].index("late")
-        found, called = float(counts[late, late]), float(counts[:, late].sum())
-        mark = (100 * found / counts[late].sum(), 100 * found / called) if called else None
-        lines.append(charts.Curve(label=label, x=curve["recall"], y=curve["precision"], mark=mark))
-    marks = {line.label: line.mark for line in lines if line.mark is not None}
-    return charts.curves(
-        lines,
-        title="Flights: precision and recall of late flights",
-        description="; ".join(
+        recall, precision = ([100 * value for value in final["precision_recall"][name]] for name in _OF_LATE)
+        lines[label] = recall, precision
+        counted, late = np.asarray(final["confusion"]), metrics["classes"].index("late")
+        found, called = float(counted[late, late]), float(counted[:, late].sum())
+        if called:
+            marks[label] = 100 * found / counted[late].sum(), 100 * found / called
+    plot = curves(
+        lines, "Flights: precision and recall of late flights", "recall: late flights found, %",
+        "precision: late among those, %", marks=marks, in_page=True,
+    )  # fmt: skip
+    return plot.themed(
+        "; ".join(
             f"{label} finds {found:.1f} % at a precision of {right:.1f} %" for label, (found, right) in marks.items()
-        ),
-        x_label="recall: late flights found, %",
-        y_label="precision: late among those, %",
+        )
     )
 
 
 def _flights_balance(dataset: BuiltDataset) -> str:
-    names, stacks = [], []
-    for split in dataset.balance:
-        names += [f"{split.name} {number}" for number in range(len(split.shard_records))]
-        stacks.append(split.shard_class_counts)
-    counts = np.concatenate(stacks)
-    order = np.argsort(-counts.sum(axis=0, dtype=np.int64))
-    return charts.stacked_bars(
-        {str(dataset.classes[c]): counts[:, c].tolist() for c in order},
-        names,
-        title="Flights: records of each class in each shard",
-        description="; ".join(
-            f"{dataset.classes[c]}: {counts[:, c].min():,} to {counts[:, c].max():,} per shard" for c in order
-        ),
-        y_label="records",
+    names = [f"{split.name} {number}" for split in dataset.balance for number in range(len(split.shard_records))]
+    records = np.concatenate([split.shard_class_counts for split in dataset.balance])  # [shards, classes]
+    order = np.argsort(-records.sum(axis=0, dtype=np.int64))
+    drawing = Drawing(2.9, in_page=True)
+    stack(drawing.axes, [str(dataset.classes[c]) for c in order], records[:, order])
+    drawing.axes.set_xticks(range(len(names)), names, rotation=90 if len(names) > 6 else 0)
+    drawing.axes.yaxis.set_major_formatter("{x:,.0f}")
+    drawing.legend()
+    return drawing.finish("Flights: records of each class in each shard", "", "records").themed(
+        "; ".join(f"{dataset.classes[c]}: {records[:, c].min():,} to {records[:, c].max():,} per shard" for c in order)
     )
 
 
 def _digits_balance(dataset: BuiltDataset) -> str:
-    counts = np.concatenate([split.shard_class_counts for split in dataset.balance]).T  # [classes, shards]
+    images = np.concatenate([split.shard_class_counts for split in dataset.balance]).T  # [classes, shards]
     columns = [f"{split.name[:2]}{n}" for split in dataset.balance for n in range(len(split.shard_records))]
-    return charts.heatmap(
-        counts,
-        [str(name) for name in dataset.classes],
-        columns,
-        title="Digits: images of each class in each shard",
-        description=f"Every class has {counts.min()} to {counts.max()} images in each shard.",
-        x_label="shard (tr: train, te: test)",
-        y_label="class",
-        darkest=2.5 * float(counts.max()),
-    )
+    plot = counts(
+        images, [str(name) for name in dataset.classes], columns, "Digits: images of each class in each shard",
+        "shard (tr: train, te: test)", "class", darkest=2.5 * float(images.max()), in_page=True,
+    )  # fmt: skip
+    return plot.themed(f"Every class has {images.min()} to {images.max()} images in each shard.")
 
 
 def _stage_chart(name: str, datasets: Sequence[BuiltDataset]) -> str:
@@ -262,77 +258,61 @@ def _stage_chart(name: str, datasets: Sequence[BuiltDataset]) -> str:
             if stage["name"] in _STAGES and stage["busy_seconds"] > 0
         }
         parts[dataset.shard_format] = rates | {"whole loader": profile["samples_per_second"]}
-    described = "; ".join(f"{form}: {rates['whole loader']:,.0f} samples/s in all" for form, rates in parts.items())
-    return charts.log_bars(
-        parts,
-        [*_STAGES, "whole loader"],
-        title=f"{name.capitalize()}: throughput of each stage",
-        description=described,
-        x_label="samples per busy second (log scale)",
+    drawing = Drawing(0.5 * (len(_STAGES) + 1) + 1, in_page=True)
+    groups(drawing.axes, parts, short)
+    shown = [rate for rates in parts.values() for rate in rates.values()]
+    drawing.axes.set_xscale("log")
+    drawing.axes.set_xlim(min(shown) / 3, max(shown) * 12)  # room for the texts
+    drawing.legend()
+    plot = drawing.finish(f"{name.capitalize()}: throughput of each stage", "samples per busy second (log scale)", "")
+    return plot.themed(
+        "; ".join(f"{form}: {rates['whole loader']:,.0f} samples/s in all" for form, rates in parts.items())
     )
 
 
 def _loss_chart(name: str, runs: Mapping[str, Mapping[str, Any]]) -> str:
-    losses = {label: _curve(label, metrics, "loss") for label, metrics in runs.items()}
-    return charts.curves(
-        list(losses.values()),
-        title=f"{name.capitalize()}: training loss",
-        description="; ".join(
-            f"{label} from {loss.y[0]:.3f} at step {loss.x[0]:,} to {loss.y[-1]:.3f} at step {loss.x[-1]:,}"
-            for label, loss in losses.items()
-        ),
-        x_label="step",
-        y_label="cross entropy",
+    lines = {label: _curve(metrics, "loss") for label, metrics in runs.items()}
+    plot = curves(lines, f"{name.capitalize()}: training loss", "step", "cross entropy", in_page=True)
+    return plot.themed(
+        "; ".join(
+            f"{label} from {losses[0]:.3f} at step {steps[0]:,} to {losses[-1]:.3f} at step {steps[-1]:,}"
+            for label, (steps, losses) in lines.items()
+        )
     )
 
 
 def _rate_chart(name: str, metrics: Mapping[str, Any]) -> str:
-    curve = _curve("learning rate", metrics, "learning_rate")
-    return charts.curves(
-        [curve],
-        title=f"{name.capitalize()}: learning rate",
-        description=f"Rises to {max(curve.y):.3g} in the warm-up, then falls along a cosine to {curve.y[-1]:.3g}.",
-        x_label="step",
-        y_label="learning rate (LARS)",
-    )
+    steps, rates = _curve(metrics, "learning_rate")
+    title = f"{name.capitalize()}: learning rate"
+    plot = curves({"learning rate": (steps, rates)}, title, "step", "learning rate (LARS)", in_page=True)
+    return plot.themed(f"Rises to {max(rates):.3g} in the warm-up, then falls along a cosine to {rates[-1]:.3g}.")
 
 
 def _speed_chart(name: str, runs: Mapping[str, Mapping[str, Any]]) -> str:
-    lines = [_curve(label, metrics, "samples_per_second") for label, metrics in runs.items()]
+    lines = {label: _curve(metrics, "samples_per_second") for label, metrics in runs.items()}
     return _step_chart(f"{name.capitalize()}: samples per second", lines, "samples/s, all ranks", "{:,.0f}")
 
 
 def _wait_chart(name: str, runs: Mapping[str, Mapping[str, Any]]) -> str:
-    lines = [_curve(label, metrics, "input_wait_fraction", scale=100) for label, metrics in runs.items()]
+    lines = {label: _curve(metrics, "input_wait_fraction", scale=100) for label, metrics in runs.items()}
     title = f"{name.capitalize()}: time spent waiting for input"
     return _step_chart(title, lines, "input wait, % of the time", "{:.1f} %")
 
 
-def _step_chart(title: str, lines: Sequence[charts.Curve], y_label: str, shown: str) -> str:
-    return charts.curves(
-        lines,
-        title=title,
-        description="; ".join(f"{line.label}: median {shown.format(np.median(line.y))}" for line in lines),
-        x_label="step",
-        y_label=y_label,
-        starts_at_zero=True,
-    )
+def _step_chart(title: str, lines: Mapping[str, _Line], y_label: str, shown: str) -> str:
+    plot = curves(lines, title, "step", y_label, from_zero=True, in_page=True)
+    return plot.themed("; ".join(f"{label}: median {shown.format(np.median(y))}" for label, (_, y) in lines.items()))
 
 
 def _confusion_chart(metrics: Mapping[str, Any]) -> str:
-    final = metrics["final"]
-    return charts.heatmap(
-        np.asarray(final["confusion"]),
-        metrics["classes"],
-        metrics["classes"],
-        title="Digits: confusion matrix of the test split",
-        description=f"{final['accuracy']:.2%} of {final['samples']} images lie on the diagonal.",
-        x_label="predicted class",
-        y_label="true class",
-        is_confusion=True,
-    )
+    final, classes = metrics["final"], metrics["classes"]
+    plot = counts(
+        np.asarray(final["confusion"]), classes, classes, "Digits: confusion matrix of the test split",
+        "predicted class", "true class", is_confusion=True, in_page=True,
+    )  # fmt: skip
+    return plot.themed(f"{final['accuracy']:.2%} of {final['samples']} images lie on the diagonal.")
 
 
-def _curve(label: str, metrics: Mapping[str, Any], key: str, *, scale: float = 1) -> charts.Curve:
+def _curve(metrics: Mapping[str, Any], key: str, *, scale: float = 1) -> _Line:
     steps = [entry for entry in metrics["history"]["steps"] if entry[key] is not None]
-    return charts.Curve(label=label, x=[entry["step"] for entry in steps], y=[scale * entry[key] for entry in steps])
+    return [entry["step"] for entry in steps], [scale * entry[key] for entry in steps]

@@ -6,7 +6,7 @@ import random
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 from ringfeed.pipeline import Loader
@@ -48,12 +48,14 @@ class StoreTrial:
         bytes_per_second: rate by the number of reads at once, each of up to 4 MiB.
         sizes: reads by their size in bytes.
         read_seconds: time of each read of up to 4 MiB with the best number at once.
+        latencies: time of each read of 1 KiB.
     """
 
     latency_seconds: float
     bytes_per_second: Mapping[int, float]
     sizes: Mapping[int, SizeTrial]
     read_seconds: tuple[float, ...]
+    latencies: tuple[float, ...] = ()
 
     @property
     def best_threads(self) -> int:
@@ -101,7 +103,7 @@ def try_store(storage: Storage, shards: Sequence[ShardInfo], seconds: float) -> 
         reader.read(_SMALL_BYTES)
         if time.perf_counter() - start > seconds / 4:
             break
-    latency = median(reader.times)
+    latencies = tuple(reader.times)
     rates: dict[int, float] = {}
     read_seconds: tuple[float, ...] = ()
     for threads in _THREADS:
@@ -110,7 +112,10 @@ def try_store(storage: Storage, shards: Sequence[ShardInfo], seconds: float) -> 
             read_seconds = tuple(reader.times)
         if threads > 1 and rates[threads] < _GAIN * max(rate for n, rate in rates.items() if n < threads):
             break
-    trial = StoreTrial(latency_seconds=latency, bytes_per_second=rates, sizes={}, read_seconds=read_seconds)
+    trial = StoreTrial(
+        latency_seconds=median(latencies), bytes_per_second=rates, sizes={}, read_seconds=read_seconds,
+        latencies=latencies,
+    )  # fmt: skip
     largest = max(shard.bytes for shard in shards)
     sizes = {}
     for size in (size for size in _SIZES if size < min(largest, PIECE_BYTES)):
@@ -118,9 +123,7 @@ def try_store(storage: Storage, shards: Sequence[ShardInfo], seconds: float) -> 
         latency = median(reader.times)
         best = reader.rate(trial.best_threads, size, seconds * _SIZE_SHARE / len(_SIZES) / 2)
         sizes[size] = SizeTrial(latency_seconds=latency, one=one, best=best)
-    return StoreTrial(
-        latency_seconds=trial.latency_seconds, bytes_per_second=rates, sizes=sizes, read_seconds=read_seconds
-    )
+    return replace(trial, sizes=sizes)
 
 
 def try_store_of(loader: Loader, seconds: float) -> StoreTrial | None:

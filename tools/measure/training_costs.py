@@ -1,6 +1,6 @@
 """Measure transform and step of a workload, each repeated on one batch in memory.
 
-Tested in tests/tools/measure/test_cost_trials.py.
+Tested in tests/tools/measure/test_loader_costs.py.
 """
 
 from __future__ import annotations

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from math import ceil, inf
+from math import ceil
 from typing import Any
 
-from ringfeed.pipeline import Loader, StageStats
+from ringfeed.pipeline import Loader
 from ringfeed.tools.measure.costs import Costs, StoreCosts
 from ringfeed.tools.measure.dataset_shape import DatasetShape
 from ringfeed.tools.measure.estimates import Estimate, exactly
+from ringfeed.tools.measure.loader_costs import MeasuredDataset
 from ringfeed.tools.measure.part_trials import OpenTrial, WarmTrial
 from ringfeed.tools.measure.store_trial import PIECE_BYTES, StoreTrial
 from ringfeed.tools.measure.trial import Trial
@@ -123,42 +124,12 @@ class LoaderSimulation:
     setup: Setup
 
     @staticmethod
-    def of(
-        loader: Loader,
-        shape: DatasetShape,
-        stats: Mapping[str, StageStats],
-        store: StoreTrial | None,
-        hand_over: Trial | None,
-        start_seconds: float,
-    ) -> LoaderSimulation:
-        """Take the costs of a reading: processor time by its counters, all else by the trials of its parts.
-
-        Args:
-            loader: the loader, which was read.
-            shape: its split.
-            stats: its counters.
-            store: a remote store.
-            hand_over: handing over alone.
-            start_seconds: seconds until an epoch's first batch if all is at hand.
-        """
-        options = loader.arguments
-        fetched = max(stats["fetch"].bytes + stats["cache"].bytes, 1)
-        opening = sum(stats[name].cpu_seconds for name in ("fetch", "verify", "open")) / fetched
-        costs = Costs(
-            store=StoreCosts(is_local=True) if store is None else _store_costs(store, shape),
-            byte_seconds=(opening,),
-            hit_byte_seconds=opening,
-            plan_seconds=stats["plan"].cpu_seconds / max(stats["plan"].items, 1),
-            gather_seconds=stats["gather"].cpu_seconds / max(stats["gather"].items, 1),
-            start_seconds=start_seconds,
-            handover_seconds=0.0
-            if hand_over is None
-            else loader.local_batch_size * hand_over.cpu_seconds / hand_over.samples,
-        )
-        ranks = options["world_size"]
+    def of(loader: Loader, measured: MeasuredDataset) -> LoaderSimulation:
+        """Take the loader's options, and what was measured of it."""
+        options, ranks = loader.arguments, loader.arguments["world_size"]
         return LoaderSimulation(
-            shape=shape if ranks == 1 else _share(shape, ranks),
-            costs=costs,
+            shape=measured.shape if ranks == 1 else _share(measured.shape, ranks),
+            costs=measured.costs,
             setup=Setup(
                 batch_size=loader.local_batch_size,
                 streams=max(loader.streams // ranks, 1),
@@ -197,17 +168,6 @@ def _share(shape: DatasetShape, ranks: int) -> DatasetShape:
         whole, records=whole.records[:shards], data_bytes=whole.data_bytes[:shards],
         index_bytes=whole.index_bytes[:shards],
     )  # fmt: skip
-
-
-def _store_costs(store: StoreTrial, shape: DatasetShape) -> StoreCosts:
-    """A read takes the store's latency, and then its bytes as they come through one connection."""
-    size = min(PIECE_BYTES, float(shape.data_bytes.mean()))
-    transfer = size / store.rate_of(1) - store.latency_seconds
-    return StoreCosts(
-        latency_seconds=(store.latency_seconds,),
-        connection_bytes_per_second=max(size / transfer, 1.0) if transfer > 0 else inf,
-        bytes_per_second=max(store.best_bytes_per_second, 1.0),
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

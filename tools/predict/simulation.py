@@ -1,6 +1,6 @@
 """The result of a simulation: its figures, and how a terminal and a notebook show them.
 
-Tested in tests/tools/predict/test_simulator.py and tests/tools/measure/test_cost_trials.py.
+Tested in tests/tools/predict/test_simulator.py and tests/tools/measure/test_loader_costs.py.
 """
 
 from __future__ import annotations

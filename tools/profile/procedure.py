@@ -18,9 +18,9 @@ from ringfeed.pipeline.metrics.stage_counters import CACHE_STAGES, FAULT_STAGES
 from ringfeed.sharding.storage.temporary_folder import temporary_folder
 from ringfeed.sharding.url_secrets import public_url
 from ringfeed.tools.console import print_stderr
-from ringfeed.tools.measure.cost_trials import shape_of
 from ringfeed.tools.measure.epochs_in_turn import in_turn, read_epoch
 from ringfeed.tools.measure.estimates import around, estimate
+from ringfeed.tools.measure.loader_costs import loader_costs
 from ringfeed.tools.measure.loader_trial import LoaderTrial, try_loader
 from ringfeed.tools.measure.other_load import LoadClock
 from ringfeed.tools.measure.part_trials import try_hand_over, try_opening, try_warm
@@ -228,15 +228,15 @@ def _try_parts(
     is_remote = not facts.is_local
     warm_share = 0.6 if is_remote else 0.3
     request.report("the loader's parts")
-    begin, hand_over = 0.0, None
-    is_quick = trial.first_batch_seconds < seconds  # each of these trials waits for a first batch
-    if is_quick:
-        begin, hand_over = try_hand_over(loader, seconds * (1 - warm_share) / 4)
+    handed = None
+    if trial.first_batch_seconds < seconds:  # each of these trials waits for a first batch
+        handed = try_hand_over(loader, seconds * (1 - warm_share) / 4)
     rate = store.rate_of(1) if store is not None else None
     opening = None
     if not is_remote or rate is not None:
         opening = try_opening(loader, seconds * (1 - warm_share) / 4, rate)
-    simulation = LoaderSimulation.of(loader, shape_of(loader), stats, store, hand_over, begin)
+    simulation = LoaderSimulation.of(loader, loader_costs(loader, stats, trial, store, handed))
+    hand_over = None if handed is None else handed[1]
     request.report("the loader with its shards at hand")
     if is_remote and trial.first_batch_seconds > seconds * warm_share / 3:  # a cache takes as long to fill
         warm = None if hand_over is None else simulation.at_hand()

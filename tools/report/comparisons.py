@@ -5,7 +5,6 @@ Tested in tests/tools/report/test_plots.py.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,7 +12,7 @@ import numpy as np
 
 from ringfeed.pipeline import Loader
 from ringfeed.sharding.errors import ConfigError
-from ringfeed.tools.charts.drawing import COLOURS, HATCHES, Drawing, Plot, curves, stack
+from ringfeed.tools.charts.drawing import Drawing, Plot, curves, groups, short, stack
 from ringfeed.tools.measure.estimates import Estimate, exactly
 from ringfeed.tools.predict.simulation import Simulation
 
@@ -104,33 +103,13 @@ def plot_scaling(simulations: Sequence[Simulation]) -> Plot:
 
 def _side_by_side(series: Mapping[str, Mapping[Any, Estimate]], title: str, what: str) -> Plot:
     """Draw bars of several series beside each other for each value of an option, with their intervals."""
-    names = list(next(iter(series.values())))
-    drawing = Drawing()
-    width = 0.8 / len(series)
-    for i, (label, rates) in enumerate(series.items()):
-        places = np.arange(len(names)) + (i - (len(series) - 1) / 2) * width
-        values = np.array([(rates[name].value, rates[name].low, rates[name].high) for name in names])
-        bars = drawing.axes.bar(
-            places, values[:, 0], width * 0.95, label=label, color=COLOURS[i], hatch=HATCHES[i],
-            yerr=np.abs(values[:, 1:] - values[:, :1]).T, capsize=3,
-        )  # fmt: skip
-        drawing.axes.bar_label(bars, [_short(value) for value in values[:, 0]], padding=2, fontsize=9)
-    drawing.axes.set_xticks(range(len(names)), [str(name) for name in names])
-    drawing.axes.margins(y=0.15)
-    drawing.axes.yaxis.set_major_formatter(lambda value, _: _short(value))
+    drawing = Drawing(0.25 * sum(map(len, series.values())) + 1.2)
+    groups(
+        drawing.axes,
+        {label: {name: rate.value for name, rate in rates.items()} for label, rates in series.items()},
+        short,
+        {label: {name: (rate.low, rate.high) for name, rate in rates.items()} for label, rates in series.items()},
+    )
+    drawing.axes.xaxis.set_major_formatter(lambda value, _: short(value))
     drawing.legend()
-    return drawing.finish(title, what, "samples a second")
-
-
-def _short(rate: float) -> str:
-    """A rate in two or three digits.
-
-    >>> [_short(rate) for rate in (0.0, 7.31, 999.6, 1234.0, 2_500_000.0)]
-    ['0', '7.3', '1000', '1.23k', '2.5M']
-    """
-    if rate < 10:
-        return f"{rate:.2g}"
-    if rate < 1000:
-        return f"{rate:.0f}"
-    power = min(int(math.log10(rate)) // 3, 3)
-    return f"{rate / 1000**power:.3g}{'kMG'[power - 1]}"
+    return drawing.finish(title, "samples a second", what)

@@ -1,6 +1,6 @@
 """Results as HTML pages that need no other file; they need matplotlib.
 
-Tested in tests/tools/report/test_plots.py and tests/tools/measure/test_cost_trials.py.
+Tested in tests/tools/report/test_plots.py and tests/tools/measure/test_loader_costs.py.
 """
 
 from __future__ import annotations

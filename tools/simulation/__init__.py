@@ -1,8 +1,8 @@
 """The simulator: predicts rate, waits, memory and cost of epochs on other ranks, stores, shards and options."""
 
-from ringfeed.tools.measure.cost_trials import MeasuredDataset, measure_costs
 from ringfeed.tools.measure.costs import Costs, RingCosts, StepCosts, StoreCosts, fit_ring
 from ringfeed.tools.measure.dataset_shape import DatasetShape
+from ringfeed.tools.measure.loader_costs import MeasuredDataset, measure_costs
 from ringfeed.tools.predict.setup import Prices, Setup
 from ringfeed.tools.predict.simulation import EpochFigures, Simulation
 from ringfeed.tools.predict.simulator import simulate, simulate_ranks

@@ -1,6 +1,6 @@
 """`ringfeed simulate`: predict epochs on other ranks, hosts, stores, shards and options from the command line.
 
-Tested in tests/tools/measure/test_cost_trials.py.
+Tested in tests/tools/measure/test_loader_costs.py.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from ringfeed.tools.measure.workloads import add_shared, parse_size, user_functi
 from ringfeed.training.run.state.outputs import check_writable, write_file
 
 if TYPE_CHECKING:
-    from ringfeed.tools.measure.cost_trials import MeasuredDataset
     from ringfeed.tools.measure.costs import Costs
     from ringfeed.tools.measure.dataset_shape import DatasetShape
+    from ringfeed.tools.measure.loader_costs import MeasuredDataset
     from ringfeed.tools.predict.setup import Setup
 
 _MOST_COSTS_BYTES = 64 << 20
@@ -153,8 +153,8 @@ def _measured(args: argparse.Namespace) -> MeasuredDataset:
     with quiet_tensorflow():
         import tensorflow  # noqa: F401
     from ringfeed.pipeline import Loader
-    from ringfeed.tools.measure.cost_trials import MeasuredDataset, measure_costs, shape_of
     from ringfeed.tools.measure.costs import Costs
+    from ringfeed.tools.measure.loader_costs import MeasuredDataset, measure_costs, shape_of
     from ringfeed.tools.measure.workloads import function_workload
 
     if args.transform and not args.step:

@@ -14,9 +14,9 @@ from ringfeed.pipeline import Loader, MemoryCache
 from ringfeed.sharding.common.argument_names import former_names
 from ringfeed.sharding.errors import ConfigError
 from ringfeed.sharding.url_secrets import public_url
-from ringfeed.tools.measure.cost_trials import MeasuredDataset, measure_costs
 from ringfeed.tools.measure.dataset_shape import DatasetShape
 from ringfeed.tools.measure.epochs_in_turn import Confirmed, confirm, is_better
+from ringfeed.tools.measure.loader_costs import MeasuredDataset, measure_costs
 from ringfeed.tools.measure.training_trials import Workload
 from ringfeed.tools.measure.workloads import configured_workload, function_workload
 from ringfeed.tools.predict.search import Candidate, Space, choose, search, try_shard_sizes

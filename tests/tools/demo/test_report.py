@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("matplotlib", reason="the extra `report` is not installed")
 
-from ringfeed.tools.demo import charts
+from ringfeed.tools.charts.drawing import counts, curves
 from ringfeed.tools.demo.report import BuiltDataset, CommandRecord, DemoResult, compare_runs, render_report
 from ringfeed.tools.demo.samples import Prediction, SampleImage
 from ringfeed.tools.shard_dataset.balance_report import SplitBalance
@@ -196,20 +196,16 @@ def test_the_better_run_is_marked_and_a_lower_loss_is_better() -> None:
 
 
 def test_charts_take_their_colours_from_the_page() -> None:
-    chart = charts.curves(
-        [charts.Curve(label="a", x=[0, 10], y=[1, 0])], title="T", description="D", x_label="step", y_label="loss"
-    )
+    chart = curves({"a": ([0, 10], [1, 0])}, "T", "step", "loss", in_page=True).themed("D")
     assert "var(--series-1)" in chart
-    assert "#010203" not in chart
+    assert not re.findall(r"#[0-9a-f]{6}", chart)
     assert ">step</text>" in chart
     assert ">loss</text>" in chart
 
 
 def test_cells_of_a_heat_map_take_colour_and_ink_from_the_page_and_set_errors_apart() -> None:
-    chart = charts.heatmap(
-        np.array([[40, 2], [0, 20]]), ["a", "b"], ["a", "b"],
-        title="T", description="D", x_label="x", y_label="y", is_confusion=True,
-    )  # fmt: skip
+    cells_of = np.array([[40, 2], [0, 20]])
+    chart = counts(cells_of, ["a", "b"], ["a", "b"], "T", "x", "y", is_confusion=True, in_page=True).themed("D")
     cells = re.findall(r'style="fill: (\S+);(?: fill-opacity: (\S+);)? stroke: var\(--page\)', chart)
     first, second = "var(--series-1)", "var(--series-2)"
     assert cells == [(first, "0.55"), (second, "0.55"), ("none", ""), (first, "0.325")]

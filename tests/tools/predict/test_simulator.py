@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from ringfeed.pipeline import Loader
 from ringfeed.pipeline.streams.shard_fetcher import ShardFetcher
 from ringfeed.sharding import BuildOptions, ConfigError, build
-from ringfeed.tools.measure.cost_trials import shape_of
+from ringfeed.tools.measure.loader_costs import shape_of
 from ringfeed.tools.predict.loader_model import LoaderModel
 from ringfeed.tools.predict.resources import Buffer
 from ringfeed.tools.simulation import (
