@@ -14,6 +14,7 @@ class RingfeedError(Exception):
 
     Attributes:
         may_pass: whether the same command may succeed when it is run again unchanged.
+        flags: words to add to the command, which then may succeed; empty if none are known.
 
     >>> from ringfeed.sharding import open_dataset
     >>> try:
@@ -25,8 +26,9 @@ class RingfeedError(Exception):
 
     may_pass = False
 
-    def __init__(self, text: str = "") -> None:
+    def __init__(self, text: str = "", flags: tuple[str, ...] = ()) -> None:
         super().__init__(printable(without_secrets(text)))
+        self.flags = flags
 
 
 class ConfigError(RingfeedError, ValueError):

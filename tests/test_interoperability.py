@@ -152,6 +152,7 @@ OPENED: dict[str, Callable[[str], Any]] = {  # how each program opens a folder; 
 
 STOPPED: dict[str, Callable[[], Any]] = {  # what fails on the bare folder, by the page; the error is on it, too
     "polars": lambda: importlib.import_module("polars").read_parquet("tables"),
+    "polars.io": lambda: importlib.import_module("polars").scan_parquet("tables", hidden_file_prefix="_").collect(),
     "datasets": lambda: importlib.import_module("datasets").load_dataset("parquet", data_dir="tables"),
 }
 

@@ -170,10 +170,13 @@ def _run(chosen: str | None, arguments: Sequence[str], watch: SignalWatch | None
     except Exception as error:
         from ringfeed.sharding.storage.error_messages import limit_problem
 
-        problem = limit_problem(error)
+        from .console import whole_command
+
+        words, problem = ["ringfeed", *arguments], limit_problem(error)
         if not problem and not isinstance(error, RingfeedError | OSError):
             raise
-        return _report("error", problem or without_secrets(str(error)), 1, events=events)
+        text = problem or f"{without_secrets(str(error))}{whole_command(words, error)}"
+        return _report("error", text, 1, events=events)
     except KeyboardInterrupt as error:
         if watch is not None:  # which reports it
             raise

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shlex
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
@@ -62,6 +63,18 @@ def human_seconds(seconds: float) -> str:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def whole_command(words: Sequence[str], error: BaseException) -> str:
+    """The command with the flags that an error asks for, as the end of the error's line; empty if it asks for none.
+
+    >>> error = OSError("no separator")
+    >>> error.flags = ("--delimiter", ";")
+    >>> whole_command(["shard-dataset", "build", "a.csv", "out"], error)
+    "; the whole command: shard-dataset build a.csv out --delimiter ';'"
+    """
+    flags = getattr(error, "flags", ())
+    return f"; the whole command: {one_line(shlex.join([*words, *flags]))}" if flags else ""
 
 
 def print_json(document: object) -> None:

@@ -31,6 +31,7 @@ from ringfeed.sharding.engines.memory import RecordBytes
 from ringfeed.sharding.errors import SourceError
 from ringfeed.sharding.formats import encode_shard
 from ringfeed.sharding.prepare import open_with_carried_column
+from ringfeed.sharding.prepare.class_label import class_order
 from ringfeed.sharding.prepare.screening.bad_records import open_policy, without_bad_records
 from ringfeed.sharding.prepare.screening.duplicates import drop_duplicates, existing_records
 from ringfeed.sharding.prepare.screening.image_checks import check_images
@@ -229,7 +230,7 @@ def _count_parts(source: Source, census: Census | None, context: BuildContext) -
 
 
 def _classes(tally: ValueCounts, source: Source, context: BuildContext) -> pa.Array:
-    """All classes: first the classes of the dataset that is appended to, then the new ones, sorted."""
+    """All classes: those of the dataset that is appended to, then the new ones in the source's order, else sorted."""
     options, schema = context.options, source.schema
     known = class_array(schema, () if context.base is None else context.base.classes)
     is_new = pc.is_null(pc.index_in(tally.values, value_set=known)).to_numpy(zero_copy_only=False)
@@ -237,8 +238,8 @@ def _classes(tally: ValueCounts, source: Source, context: BuildContext) -> pa.Ar
         return known
     new = ValueCounts(values=tally.values.filter(pa.array(is_new)), counts=tally.counts[is_new])
     name, labelled = options.prepare.described(options.source), schema.label is not None
-    categories = schema[schema.label].categories if schema.label is not None else ()
-    classes = sort_classes(new, name, options.min_class_records, labelled=labelled, categories=categories)
+    order = (schema[schema.label].categories if schema.label is not None else ()) or class_order(source)
+    classes = sort_classes(new, name, options.min_class_records, labelled=labelled, order=order)
     if pa.types.is_string(classes.type):
         odd = classes.filter(pc.invert(pc.string_is_ascii(classes)))
         warn_of_twins("class", [*known.to_pylist(), *odd.to_pylist()] if len(odd) else [], "rename one of each pair")

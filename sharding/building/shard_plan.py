@@ -59,25 +59,26 @@ def check_label(schema: Schema) -> None:
 
 
 def sort_classes(
-    tally: ValueCounts, source: str, min_records: int, *, labelled: bool = True, categories: Sequence[str] = ()
+    tally: ValueCounts, source: str, min_records: int, *, labelled: bool = True, order: Sequence[Any] = ()
 ) -> pa.Array:
-    """The classes in order of their values, or of their categories; their positions are the class ids.
+    """The classes in a given order, then all others by their values; their positions are the class ids.
 
     Args:
         tally: records of each class.
         source: name of the source, for errors.
         min_records: least records of a class.
         labelled: whether there is a label; if not, the one class has no name.
-        categories: the label's ordered categories, or none. Those without a record are no classes.
+        order: values in their order, such as the label's ordered categories. Those without a record are no classes.
 
     Raises:
         SourceError: there are no records, or a class has too few.
     """
     if not tally.records:
         raise SourceError(f"{source} holds no records")
-    places = pc.index_in(tally.values, pa.array(categories, pa.string())) if categories else tally.values
-    order = pc.sort_indices(places)
-    values, counts = tally.values.take(order), tally.counts[order.to_numpy()]
+    places = pc.index_in(tally.values, pa.array(order, tally.values.type))
+    keys = pa.table({"place": places, "value": tally.values})  # a null place comes last
+    indices = pc.sort_indices(keys, [("place", "ascending"), ("value", "ascending")])
+    values, counts = tally.values.take(indices), tally.counts[indices.to_numpy()]
     rare = np.flatnonzero(counts < min_records)
     if rare.size:
         count = int(counts[rare[0]])

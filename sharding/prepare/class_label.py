@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -12,6 +13,8 @@ import pyarrow.compute as pc
 
 from ringfeed.sharding.errors import SourceError
 from ringfeed.sharding.schema import Feature, Schema, insert_nulls
+from ringfeed.sharding.sources.base import Source
+from ringfeed.sharding.sources.ringfeed import RingfeedSource
 
 from .steps import ColumnStep, Step
 
@@ -39,6 +42,24 @@ def class_steps(schema: Schema, label: str | None, names: Sequence[str] = ()) ->
             return [NameClasses(label, tuple(names))]
         return [MakeClasses(label)] if feature.dtype.startswith("float") else []
     return [MakeClasses(label)] if feature.elements == 1 or _may_be_one_hot(feature) else []
+
+
+def class_order(source: Source) -> Sequence[Any]:
+    """The classes of a prepared source by their ids in Hugging Face's metadata or in ringfeed's dataset; empty if none.
+
+    Args:
+        source: the source, with all steps; these may have left classes out, or made others.
+    """
+    inner: Any = source
+    while hasattr(inner, "inner"):
+        if names := next((step.names for step in getattr(inner, "steps", ()) if isinstance(step, NameClasses)), ()):
+            return names
+        inner = inner.inner
+    label = source.schema.label
+    if label is None or not isinstance(inner, RingfeedSource) or inner.manifest.schema.label != inner.schema.label:
+        return ()
+    own = inner.manifest.schema
+    return inner.manifest.classes if own.label and own[own.label].dtype == source.schema[label].dtype else ()
 
 
 def _may_be_one_hot(feature: Feature) -> bool:

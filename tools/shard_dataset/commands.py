@@ -63,6 +63,7 @@ from ringfeed.tools.console import (
     print_warnings,
     stage_progress,
     stdout_to_stderr,
+    whole_command,
 )
 from ringfeed.tools.process_start import reader_left
 from ringfeed.tools.signals import INTERRUPTED, Terminated, raise_on_termination
@@ -404,6 +405,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
             parser.error(f"{flag} says how to read the source; name it with --source")
     if more:
         refuse_unknown(parser, args.command, more)
+    args.words = ["shard-dataset", *argv]
     return args
 
 
@@ -426,7 +428,7 @@ def execute(args: argparse.Namespace) -> int:
         if not isinstance(error, RingfeedError | OSError) and not limit_problem(error):
             raise
         if args.json or not args.debug:
-            _fail(args, _message_of(error))
+            _fail(args, _message_of(error) + whole_command(args.words, error))
         if args.debug:
             raise
         return _FAILED

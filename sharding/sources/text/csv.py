@@ -53,7 +53,10 @@ class CsvSource(TextSource):
             ConfigError: a declared column does not exist, or text has no values of its type.
         """
         block_bytes = options.sizes.block_bytes
-        headers = [read_header(file.url, options.dialect, options.null_values, block_bytes) for file in files]
+        lenient = options.reject is not fail_on_bad
+        headers = [
+            read_header(file.url, options.dialect, options.null_values, block_bytes, lenient=lenient) for file in files
+        ]
         for file, header in zip(files, headers, strict=True):
             if odd := sorted(set(header.names) ^ set(headers[0].names)):
                 raise SourceError(

@@ -6,7 +6,6 @@ Tested in tests/sharding/sources/text/test_csv_dialect.py.
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Sequence
 from functools import partial
 
@@ -18,19 +17,24 @@ from ringfeed.sharding.messages import listed
 from ringfeed.sharding.schema import check_distinct_names
 from ringfeed.sharding.sources.base import fail_on_bad
 
-from .blocks import Block, Span, count_lines, not_utf8_record, read_blocks
+from .blocks import Block, Span, count_lines, read_blocks
 from .csv_dialect import CsvDialect
-from .csv_parse import MISSING, NAME_ENCODING, Header, check_quotes, parse_block
+from .csv_faults import check_dialect, counts_columns, holds_only_numbers
+from .csv_parse import MISSING, Header, check_quotes, parse_block
 from .csv_records import Records, cut_records, find_records
 
 _MOST_COLUMNS = 1 << 15  # each takes about 25 KB of memory while a block is parsed
-_NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _SHOWN = 5  # fields of a line, in a message
 _logger = logging.getLogger(__name__)
 
 
 def read_header(
-    path: str, dialect: CsvDialect, null_values: tuple[str, ...] = (), block_bytes: int | None = None
+    path: str,
+    dialect: CsvDialect,
+    null_values: tuple[str, ...] = (),
+    block_bytes: int | None = None,
+    *,
+    lenient: bool = False,
 ) -> Header:
     """Read the first record of a file, and name the columns.
 
@@ -38,16 +42,16 @@ def read_header(
         path: path or URL of the file.
         dialect: how the file is written.
         null_values, block_bytes: see `Header`.
+        lenient: see `check_dialect`.
 
     Raises:
-        SourceError: the file is empty, or its first record is not a valid header.
+        SourceError: the file is empty, its first record is not a valid header, or the dialect does not fit.
     """
     delimiter = dialect.delimiter_of(path)
     block, records = _first_block(path, dialect, block_bytes)
     data = block.data[records.starts[0] : records.stops[0]]
-    names = _fields(path, block.line, data, delimiter)
-    if len(names) == 1 and not dialect.delimiter:
-        _check_delimiter(path, names[0], delimiter)
+    check_dialect(path, block, data, dialect, lenient=lenient)
+    names = _fields(path, data, delimiter)
     if dialect.header == "none":
         stop = int(records.starts[0])
         own = [f"f{number}" for number in range(len(names))]
@@ -85,15 +89,8 @@ def _first_block(path: str, dialect: CsvDialect, block_bytes: int | None) -> tup
     raise SourceError(f"{path}: the file is empty; a CSV needs a header and at least one line")
 
 
-def _fields(path: str, line: int, data: bytes, delimiter: str) -> list[str]:
+def _fields(path: str, data: bytes, delimiter: str) -> list[str]:
     """Return the fields of the first record, whose bytes are `data`."""
-    try:
-        data.decode()
-    except UnicodeDecodeError as error:
-        also = ""
-        if delimiter not in (text := data.decode("latin-1")) and (separator := _separator(text, delimiter)):
-            also = f"; its fields seem to be separated by {separator!r}: add --delimiter {_flag_value(separator)}, too"
-        raise SourceError(str(not_utf8_record(path, line, error, NAME_ENCODING + also))) from error
     columns = data.count(delimiter.encode()) + 1
     if columns > _MOST_COLUMNS:
         raise SourceError(
@@ -103,29 +100,6 @@ def _fields(path: str, line: int, data: bytes, delimiter: str) -> list[str]:
     parse = pacsv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
     read = pacsv.ReadOptions(block_size=len(data) + 2)
     return list(pacsv.read_csv(pa.BufferReader(data + b"\n"), read_options=read, parse_options=parse).column_names)
-
-
-def _check_delimiter(path: str, line: str, delimiter: str) -> None:
-    separator = _separator(line, delimiter)
-    numbers = line.split()
-    if len(numbers) > 1 and all(map(_NUMBER.fullmatch, numbers)):
-        raise SourceError(
-            f"{path}: its first line holds numbers separated by spaces; add --delimiter spaces, and --header none if "
-            "it is a record"
-        )
-    if separator:
-        name = _flag_value(separator)
-        raise SourceError(f"{path}: the fields seem to be separated by {separator!r}; if so, add --delimiter {name}")
-
-
-def _separator(line: str, delimiter: str) -> str:
-    """What may separate the fields of a line in place of the delimiter; empty if nothing does."""
-    return next((s for s in ";\t|," if s in line and s != delimiter), "")
-
-
-def _flag_value(separator: str) -> str:
-    """A separator as the value of a flag in a shell."""
-    return "tab" if separator == "\t" else f"'{separator}'"
 
 
 def check_header(path: str, header: Header, types: pa.Schema) -> None:
@@ -147,9 +121,9 @@ def check_header(path: str, header: Header, types: pa.Schema) -> None:
         "if it is a record, add --header none, perhaps with --columns NAME,...; if it holds the names, --header first"
     )
     shown = listed(fields, _SHOWN)
-    if all(map(_NUMBER.fullmatch, fields)) and not _counts_columns(fields):
+    if holds_only_numbers(fields):
         raise SourceError(f"{path}: its first line holds only numbers, as a record would ({shown}); {remedy}")
-    if not fields[0] and _counts_columns(fields[1:]):
+    if not fields[0] and counts_columns(fields[1:]):
         return  # a table of pandas with its index
     typed = {field.name for field in types if field.type != pa.string()}
     telling = [
@@ -159,11 +133,6 @@ def check_header(path: str, header: Header, types: pa.Schema) -> None:
         _logger.warning(
             "%s: its first line may be a record: %s fit the types of their columns; %s", path, shown, remedy
         )
-
-
-def _counts_columns(fields: Sequence[str]) -> bool:
-    """Whether the fields are 0, 1, 2, ... or 1, 2, 3, ..., as names of columns often are."""
-    return any(list(fields) == [str(first + number) for number in range(len(fields))] for first in (0, 1))
 
 
 def _fits(path: str, header: Header, types: pa.Schema) -> bool:

@@ -56,6 +56,19 @@ def first_texts(table: pa.Table, names: Sequence[str]) -> dict[str, pa.Array]:
     return {name: table.column(name).slice(0, _FIRST).combine_chunks() for name in texts}
 
 
+def has_decimal_commas(texts: pa.Array) -> bool:
+    """Whether most texts are numbers, some with a decimal comma."""
+    numbers, fractions, present = _numbers(texts, commas=True)
+    return 2 * (pc.sum(numbers).as_py() or 0) > len(present) and bool(pc.any(fractions).as_py())
+
+
+def _numbers(texts: pa.Array, *, commas: bool) -> tuple[pa.Array, pa.Array, pa.Array]:
+    """Which texts are numbers, which have a decimal comma (if they may), and the texts, without missing ones."""
+    present = texts.filter(pc.invert(pc.is_in(texts, pa.array([*MISSING, None], pa.string()))))
+    fractions = pc.match_substring_regex(present, _DECIMAL_COMMA if commas else "$^")
+    return pc.or_(fractions, pc.match_substring_regex(present, _NUMBER)), fractions, present
+
+
 def warn_of_commas(path: str, first: Mapping[str, pa.Array], delimiter: str, decimal: str) -> dict[str, list[str]]:
     """Warn of columns of text that hold numbers with a decimal comma.
 
@@ -70,9 +83,7 @@ def warn_of_commas(path: str, first: Mapping[str, pa.Array], delimiter: str, dec
     """
     commas, odd_texts = [], dict[str, list[str]]()
     for name, texts in first.items():
-        present = texts.filter(pc.invert(pc.is_in(texts, pa.array([*MISSING, None], pa.string()))))
-        fractions = pc.match_substring_regex(present, "$^" if delimiter == "," else _DECIMAL_COMMA)
-        numbers = pc.or_(fractions, pc.match_substring_regex(present, _NUMBER))
+        numbers, fractions, present = _numbers(texts, commas=delimiter != ",")
         if 2 * (pc.sum(numbers).as_py() or 0) <= len(present):
             continue
         odd = present.filter(pc.invert(numbers)).unique().to_pylist()

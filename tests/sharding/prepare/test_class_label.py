@@ -10,7 +10,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from ringfeed.sharding import AppendOptions, Feature, Original, SourceError, append, open_dataset, repair
+from ringfeed.sharding import (
+    AppendOptions,
+    ExportOptions,
+    Feature,
+    Original,
+    SourceError,
+    append,
+    export,
+    open_dataset,
+    repair,
+)
 from ringfeed.sharding.dataset.dataset import read_records
 from ringfeed.sharding.prepare import Cast, PrepareOptions, Rename
 from ringfeed.sharding.prepare.open import open_prepared
@@ -119,15 +129,20 @@ def test_numbers_without_names_and_names_that_differ_are_refused(tmp_path: Path)
             open_prepared(str(tmp_path / "in"), "y", "auto", PrepareOptions(), split_files=split_files)
 
 
-def test_an_append_names_the_same_classes(tmp_path: Path) -> None:
-    write_named(tmp_path / "a.parquet", [0, 1] * 4, ["dog", "cat"])
+def test_class_ids_are_those_of_the_source(tmp_path: Path) -> None:
+    """Also in an append whose file has another order and a new class, in a copy of all, and in an export."""
+    write_named(tmp_path / "a.parquet", [0, 1] * 4, ["dog", "cat", "ant"])
     write_named(tmp_path / "b.parquet", [2, 2, 0, 0], ["cat", "dog", "cow"])
-    destination = str(tmp_path / "o")
+    destination, copy = str(tmp_path / "o"), str(tmp_path / "copy")
     built(str(tmp_path / "a.parquet"), destination, label="y", shards=1)
+    assert open_dataset(destination).manifest.classes == ("dog", "cat")
     append(AppendOptions(source=str(tmp_path / "b.parquet"), destination=destination))
-    dataset = open_dataset(destination)
-    assert dataset.manifest.classes == ("cat", "dog", "cow")
-    assert sorted(row["y"] for row in read_records(dataset, "train", 100)) == ["cat"] * 6 + ["cow"] * 2 + ["dog"] * 4
+    for dataset in (open_dataset(destination), built(destination, copy, shards=1)):
+        assert dataset.manifest.classes == ("dog", "cat", "cow")
+        assert sorted(row["y"] for row in read_records(dataset, "train", 99)) == ["cat"] * 6 + ["cow"] * 2 + ["dog"] * 4
+    export(ExportOptions(url=copy, destination=str(tmp_path / "hf"), to="hf"))
+    features = json.loads(pq.read_schema(next(tmp_path.glob("hf/*.parquet"))).metadata[b"huggingface"])
+    assert features["info"]["features"]["y"]["names"] == ["dog", "cat", "cow"]
 
 
 def test_a_dataset_of_numbers_is_appended_to_and_repaired_as_numbers(tmp_path: Path) -> None:

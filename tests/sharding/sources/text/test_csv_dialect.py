@@ -3,6 +3,7 @@
 import csv
 import io
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -190,10 +191,48 @@ def test_numbers_that_stay_text_are_reported(tmp_path: Path, caplog: pytest.LogC
     assert all(re.search(words, text) for text in found)
 
 
-def test_an_encoding_and_a_delimiter_are_named_at_once(tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_bytes("größe;y\n1;2\n".encode("cp1252"))
-    with pytest.raises(SourceError, match=r"--encoding windows-1252; its fields .*: add --delimiter ';', too"):
-        read(tmp_path / "a.csv")
+FAULTS = {  # a file, its encoding, the flags that it needs, and its last record
+    "delimiter": ("x;y\n1;2\n", "utf-8", "--delimiter ;", [1, 2]),
+    "decimal commas, too": ("x|y\n1,5|2\n0,25|3\n", "utf-8", "--delimiter | --decimal ,", [0.25, 3]),
+    "encoding, too": ("größe;y\n1;2\n", "cp1252", "--delimiter ; --encoding windows-1252", [1, 2]),
+    "encoding of a later line": (
+        *("x\ty\n1\t2\n-1,5\té\n", "cp1252", "--delimiter tab --decimal , --encoding windows-1252", [-1.5, "é"]),
+    ),
+    "two bytes a letter": ("x;y\n1,5;2\n", "utf-16", "--delimiter ; --decimal , --encoding utf-16", [1.5, 2]),
+    "no header": ("1,5;7\n2,5;8\n", "utf-8", "--delimiter ; --decimal , --header none", [2.5, 8]),
+    "commas in the header": ("x, in m;y\n1,5;a,b,c\n", "utf-8", "--delimiter ; --decimal ,", [1.5, "a,b,c"]),
+    "spaces and no header": ("59 2 32.1\n4 5 6\n", "utf-8", "--delimiter spaces --header none", [4, 5, 6]),
+    "encoding and decimal commas": (
+        *("x;y\n1,5;\xe9\n", "latin-1", "--decimal , --encoding windows-1252", [1.5, "é"]),
+        {"delimiter": ";"},
+    ),
+    "one column": ("x\n1\né\n", "cp1252", "--encoding windows-1252", ["é"]),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_all_that_does_not_fit_the_dialect_is_named_at_once(tmp_path: Path, name: str) -> None:
+    text, encoding, flags, last, *rest = FAULTS[name]
+    given: dict[str, str] = rest[0] if rest else {}
+    (tmp_path / "a.csv").write_bytes(text.encode(encoding))
+    with pytest.raises(SourceError) as raised:
+        read(tmp_path / "a.csv", **given)
+    words = raised.value.flags
+    assert " ".join(words) == flags
+    wanted = dict(zip(words[::2], words[1::2], strict=True))
+    assert all(re.search(f"{flag} '?{re.escape(value)}", str(raised.value)) for flag, value in wanted.items())
+    dialect = given | {flag[2:]: value for flag, value in wanted.items()}
+    assert rows_of(tmp_path / "a.csv", **dialect)[-1] == last
+
+
+def test_the_command_that_fits_is_printed_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.csv").write_bytes("größe;y\n1,5;2\n".encode("cp1252"))
+    command = ["build", str(tmp_path / "a.csv"), str(tmp_path / "out"), "--shards", "1", "-q", "--workers", "1"]
+    command += ["--min-class-records", "1"]
+    assert main(command) == 1
+    whole = capsys.readouterr().err.strip().partition("; the whole command: ")[2]
+    assert main(shlex.split(whole)[1:]) == 0
+    assert [list(row.values()) for row in read_records(open_dataset(str(tmp_path / "out")), "train", 9)] == [[1.5, 2]]
 
 
 def test_other_kinds_take_no_dialect(tmp_path: Path) -> None:
