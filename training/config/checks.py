@@ -6,6 +6,7 @@ Tested in tests/training/config/test_config.py.
 from __future__ import annotations
 
 import math
+import operator
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import field, fields
@@ -18,6 +19,7 @@ FUNCTION = "module:function"
 """Among the choices of a key: any function, by module and name."""
 SIZES = 2**31
 """TensorFlow's limit for many sizes; a float holds the product of any two."""
+_HOLDS = {"at_least": operator.ge, "above": operator.gt, "below": operator.lt, "at_most": operator.le}
 
 
 def key(
@@ -84,34 +86,24 @@ def _check(name: str, value: Any, rules: Mapping[str, Any], *, or_null: str) -> 
     for pattern in value if kind == "patterns" else ():
         require(is_pattern(pattern), name, "regular expressions", pattern)
     if bounds:
-        holds = _is_within(value, **bounds) and math.isfinite(value)
-        require(holds, name, _interval(is_float=isinstance(value, float), **bounds), value)
+        holds = all(_HOLDS[rule](value, bound) for rule, bound in bounds.items()) and math.isfinite(value)
+        require(holds, name, _interval(bounds, is_float=isinstance(value, float)), value)
 
 
-def _is_within(
-    value: float, at_least: float = -math.inf, above: float = -math.inf, below: float = math.inf,
-    at_most: float = math.inf,
-) -> bool:  # fmt: skip
-    return at_least <= value <= at_most and (above < value or above == -math.inf) and value < below
-
-
-def _interval(
-    *, is_float: bool, at_least: float | None = None, above: float | None = None, below: float | None = None,
-    at_most: float | None = None,
-) -> str:  # fmt: skip
+def _interval(bounds: Mapping[str, float], *, is_float: bool) -> str:
     """Bounds in words.
 
-    >>> _interval(is_float=True, above=0, at_most=1), _interval(is_float=False, at_least=1)
+    >>> _interval({"above": 0, "at_most": 1}, is_float=True), _interval({"at_least": 1}, is_float=False)
     ('in (0, 1]', 'at least 1')
     """
-    low = f"[{_short(at_least)}" if above is None else f"({_short(above)}"
-    if below is not None or at_most is not None:
-        return f"in {low}, {_short(at_most)}]" if below is None else f"in {low}, {_short(below)})"
-    words = f"at least {_short(at_least)}" if above is None else f"above {_short(above)}"
-    return f"finite and {words}" if is_float else words
+    start, word, low = ("(", "above", bounds["above"]) if "above" in bounds else ("[", "at least", bounds["at_least"])
+    if len(bounds) > 1:
+        end, high = (")", bounds["below"]) if "below" in bounds else ("]", bounds["at_most"])
+        return f"in {start}{_short(low)}, {_short(high)}{end}"
+    return f"{'finite and ' if is_float else ''}{word} {_short(low)}"
 
 
-def _short(bound: float | None) -> str:
+def _short(bound: float) -> str:
     exponent = math.log2(bound) if bound else 0.0
     return f"2**{exponent:g}" if exponent > 16 and exponent.is_integer() else f"{bound:g}"
 

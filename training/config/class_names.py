@@ -44,6 +44,11 @@ def class_name(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
+def by_class_name(values: Any) -> Any:
+    """Return a mapping from classes by their names; anything else as it is."""
+    return {class_name(value): own for value, own in values.items()} if isinstance(values, Mapping) else values
+
+
 def class_number(key: str, name: str, classes: Sequence[Any]) -> int:
     """Return the place of the class that the key names among the values of the label, or raise a ConfigError.
 

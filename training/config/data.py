@@ -12,19 +12,12 @@ from typing import Any
 from ringfeed.sharding.errors import ConfigError
 
 from .checks import SIZES, Options, key, require
-from .class_names import class_name
+from .class_names import by_class_name, class_name
 
 AUTO = "auto"  # the split to evaluate on, where the dataset decides
 TEST = "test"
 
 SHARD_POLICIES = ("raise", "quarantine")
-
-
-def _by_name(balance: Any) -> Any:
-    """Shares by the names of classes."""
-    if not isinstance(balance, Mapping):
-        return balance
-    return {class_name(value): share for value, share in balance.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +29,7 @@ class MixedDataset:
     where: str | None = key(None, "as data.where, for this dataset; null: data.where")
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "balance", _by_name(self.balance))
+        object.__setattr__(self, "balance", by_class_name(self.balance))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +85,7 @@ class DataConfig(Options, group="data"):
     )
 
     def check(self) -> None:
-        object.__setattr__(self, "balance", _by_name(self.balance))
+        object.__setattr__(self, "balance", by_class_name(self.balance))
         if self.positive is not None:
             object.__setattr__(self, "positive", class_name(self.positive))
         require(self.where is None or bool(self.where.strip()), "data.where", "a condition, or null", self.where)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .checks import FUNCTION, Options, key, require
-from .class_names import class_name
+from .class_names import by_class_name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,8 +35,6 @@ class LossConfig(Options, group="loss"):
     options: Mapping[str, Any] = key(dict, "module:function: further arguments of the loss")
 
     def check(self) -> None:
-        if self.class_weights is not None:
-            by_name = {class_name(value): weight for value, weight in self.class_weights.items()}
-            object.__setattr__(self, "class_weights", by_name)
+        object.__setattr__(self, "class_weights", by_class_name(self.class_weights))
         for name, weight in (self.class_weights or {}).items():
             require(0 <= weight < math.inf, f"loss.class_weights.{name}", "finite and at least 0", weight)

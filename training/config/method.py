@@ -101,7 +101,7 @@ class Methods:
         own = {spec.name for spec in fields(kind)}  # type: ignore[arg-type]  # it is not None
         for other in values.keys() & self.keys.keys() - own:
             if _listed(values[other]) != _listed(key_default(self.keys[other])):  # older files hold all defaults
-                owners = [one for one, other_kind in self.by_name.items() if other in map(_name, fields(other_kind))]
+                owners = [one for one, its in self.by_name.items() if any(spec.name == other for spec in fields(its))]
                 raise ConfigError(
                     f"{self.group}.{other} is a key of {', '.join(owners) or FUNCTION}, not of {name}: leave it out"
                 )
@@ -116,10 +116,6 @@ def key_default(spec: Field[Any]) -> Any:
 
 def _listed(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
-
-
-def _name(spec: Field[Any]) -> str:
-    return spec.name
 
 
 def _named(name: str, spec: Field[Any]) -> Field[Any]:

@@ -15,8 +15,6 @@ from .method import Method, Methods
 
 SCALINGS = ("linear", "sqrt")
 LARS_VARIANTS = ("optax", "mlperf", "mlperf-unscaled", "tf-models-popular", "larc")
-LARS_ALIASES = {"paper": "mlperf", "tf-models": "optax"}
-"""Other names of a variant, by where it is published, too."""
 LAMB_VARIANTS = ("paper", "nvlamb", "v1")
 
 
@@ -101,20 +99,13 @@ class Layerwise(OptimizerConfig):
 @dataclass(frozen=True, kw_only=True)
 class LARSConfig(Layerwise, Momentum, built_by="optimizers.lars:LARSRule.from_options"):
     name: str = "lars"
-    variant: str | None = key(
-        None, f"{', '.join((*LARS_VARIANTS, *LARS_ALIASES))}; null: optax", choices=(*LARS_VARIANTS, *LARS_ALIASES)
-    )
+    variant: str | None = key(None, f"{', '.join(LARS_VARIANTS)}; null: optax", choices=LARS_VARIANTS)
     trust_coefficient: float = key(0.001, "eta of arXiv 1708.03888", above=0)
     eps: float | None = key(None, "added to the denominator; null: 0 (larc 1e-8)", at_least=0)
 
     @property
-    def rule(self) -> str:
-        """The variant by its first name."""
-        return LARS_ALIASES.get(self.variant or "optax", self.variant or "optax")
-
-    @property
     def epsilon(self) -> float:
-        return (1e-8 if self.rule == "larc" else 0.0) if self.eps is None else self.eps
+        return (1e-8 if self.variant == "larc" else 0.0) if self.eps is None else self.eps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,7 +146,7 @@ class AdanConfig(Decoupled, built_by="optimizers.adan:AdanRule.from_options"):
 
 
 @dataclass(frozen=True, kw_only=True)
-class OwnOptimizerConfig(Decoupled, Momentum, Moments, built_by="optimizers.user_optimizer:user_optimizer"):
+class OwnOptimizerConfig(Decoupled, Momentum, Moments, built_by="optimizers.build:user_optimizer"):
     """Options that a function of the user's reads; a class of Keras gets `weight_decay` and `options`."""
 
     options: Mapping[str, Any] = key(dict, "further arguments of the optimizer")

@@ -69,7 +69,7 @@ PAIRS: tuple[Pair, ...] = (
     Pair("optimizer.accumulate", _PACKED, "a row holds several records"),
     Pair("backend=mirrored", _PACKED, "it divides batches by row", "model.packing=false"),
     # optimizer and schedule
-    Pair("optimizer.eps", "optimizer.variant=paper|tf-models|tf-models-popular", "it has none"),
+    Pair("optimizer.eps", "optimizer.variant=tf-models-popular", "it has none"),
     Pair("schedule.options", "schedule.name=null", "they are the arguments of a schedule of your own"),
     Pair("schedule.decay, schedule.warmup, schedule.warmup_epochs, schedule.warmup_steps, schedule.init_factor, "
          "schedule.end_factor, schedule.power, schedule.boundaries, schedule.boundary_steps, schedule.factor",

@@ -58,7 +58,7 @@ class RoundsConfig(SyncConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LocalSGDConfig(RoundsConfig, built_by="sync.periodic:build"):
+class LocalSGDConfig(RoundsConfig, built_by="sync.periodic:Periodic"):
     method: str = "local_sgd"
 
 
@@ -69,14 +69,14 @@ class PostLocalSGDConfig(LocalSGDConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DiLoCoConfig(RoundsConfig, built_by="sync.diloco:build"):
+class DiLoCoConfig(RoundsConfig, built_by="sync.diloco:DiLoCo"):
     method: str = "diloco"
     outer_learning_rate: float = key(0.7, "learning rate of the outer SGD", above=0)
     outer_momentum: float = key(0.9, "Nesterov's momentum of the outer SGD", at_least=0, below=1)
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedAvgConfig(RoundsConfig, built_by="sync.fedavg:build"):
+class FedAvgConfig(RoundsConfig, built_by="sync.fedavg:FedAvg"):
     method: str = "fedavg"
     aggregate: str = key(
         "mean", f"{', '.join(AGGREGATES)} of the ranks' weights; mean counts samples", choices=AGGREGATES
@@ -93,7 +93,7 @@ class FedAvgConfig(RoundsConfig, built_by="sync.fedavg:build"):
 
 
 @dataclass(frozen=True, kw_only=True)
-class GossipConfig(RoundsConfig, built_by="sync.gossip:build"):
+class GossipConfig(RoundsConfig, built_by="sync.gossip:Gossip"):
     method: str = "gossip"
     topology: str = key("ring", "ring (two neighbours in turn), or random pairs", choices=TOPOLOGIES)
 

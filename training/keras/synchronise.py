@@ -10,6 +10,7 @@ from typing import Any
 import keras
 
 from ringfeed.sharding.errors import TrainingError
+from ringfeed.training.optimizers.keras_doors import assign_all
 from ringfeed.training.ring.ring import Ring
 from ringfeed.training.sync.agreement import Agreement
 
@@ -79,6 +80,5 @@ class Synchronise(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ship
 
     def _metrics(self) -> dict[str, Any]:
         states = [variable for metric in self.model.metrics for variable in metric.variables]
-        for variable, total in zip(states, self._ring.allreduce_sum([v.value for v in states]), strict=True):
-            variable.assign(total)
+        assign_all(states, self._ring.allreduce_sum([v.value for v in states]))
         return {name: float(value) for name, value in self.model.get_metrics_result().items()}

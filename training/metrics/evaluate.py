@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ringfeed.training.models.losses import Loss, plain_loss
+from ringfeed.training.config.loss import LossConfig
+from ringfeed.training.models.losses import Loss, build_loss
 from ringfeed.training.models.target import Target
 from ringfeed.training.ring.ring import Ring
 
@@ -63,7 +64,7 @@ def evaluate(
 
 class _Tally:
     def __init__(self, target: Target, metrics: Sequence[str] | None, own: Own) -> None:
-        self._scorer, self._loss_of = make_scorer(target, metrics), own.loss or plain_loss(target)
+        self._scorer, self._loss_of = make_scorer(target, metrics), own.loss or build_loss(LossConfig(), target)
         self._own = UserMetrics(own.metrics)
         self._losses, self._weights, self._samples = ExactSum(), ExactSum(), 0
 

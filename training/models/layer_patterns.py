@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from ringfeed.sharding.errors import ConfigError
 from ringfeed.sharding.messages import listed
-from ringfeed.training.optimizers.keras_doors import inner_layers, is_training
+from ringfeed.training.optimizers.keras_doors import assign_all, inner_layers, is_training
 
 
 def freeze(network: Any, patterns: Sequence[str]) -> None:
@@ -69,18 +69,13 @@ def _wrap_call(layer: Any) -> None:
                 before.extend(tf.identity(state) for state in states)
                 return call(*given, **kwargs)
             after = [tf.identity(state) for state in states]
-            _assign(states, before)
+            assign_all(states, before)
             layer.call = call
             outputs = layer(*given, **{**kwargs, "training": True})
             layer.call = wrapped
-            _assign(states, after)
+            assign_all(states, after)
             return outputs
 
         return tf.recompute_grad(run)(*tf.nest.flatten(args))
 
     layer.call = wrapped
-
-
-def _assign(variables: Sequence[Any], values: Sequence[Any]) -> None:
-    for variable, value in zip(variables, values, strict=True):
-        variable.assign(value)

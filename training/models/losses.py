@@ -39,11 +39,6 @@ def wide_outputs(outputs: Tensor) -> Tensor:
     return outputs if outputs.dtype == tf.float64 else tf.cast(outputs, tf.float32)
 
 
-def plain_loss(target: Target) -> Loss:
-    """Return the loss of a task without options, as evaluations report it; see `build_loss`."""
-    return build_loss(LossConfig(), target)
-
-
 def build_loss(config: LossConfig, target: Target) -> Loss:
     """Return the loss of a configuration.
 

@@ -5,7 +5,7 @@ A version that lacks it is refused by name. No other module reaches for an attri
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import keras
@@ -94,6 +94,11 @@ def copies(variable: Variable) -> list[Variable]:
     """Return a variable's copies, one of each replica; the variable alone if there are no replicas."""
     inner = getattr(variable, "_value", variable)  # the `tf.distribute` variable of one of Keras
     return list(getattr(inner, "values", None) or [variable])
+
+
+def assign_all(variables: Iterable[Variable], values: Iterable[Tensor]) -> None:
+    for variable, value in zip(variables, values, strict=True):
+        variable.assign(value)
 
 
 def update_own_replica(optimizer: Any) -> None:

@@ -154,12 +154,5 @@ class LAMB(RuleOptimizer):
         name: str = "lamb",
         **options: Unpack[LAMBOptions],
     ) -> None:
-        given = {
-            "beta_1": beta_1,
-            "beta_2": beta_2,
-            "eps": eps,
-            "variant": "paper",
-            "weight_decay": weight_decay,
-            **options,
-        }
+        given = {"weight_decay": weight_decay, "beta_1": beta_1, "beta_2": beta_2, "eps": eps, **options}
         super().__init__(learning_rate, LAMBRule(make_options(LAMBConfig, "LAMB", given)), name)

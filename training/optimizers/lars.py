@@ -47,8 +47,12 @@ class LARSRule(Rule):
     keras_name: ClassVar[str] = "lars"
     slots: ClassVar[Mapping[str, tuple[int, ...]]] = {"velocity": ()}
 
+    @property
+    def _variant(self) -> _Variant:
+        return VARIANTS[self.options.variant or "optax"]
+
     def updated(self, weights: Tensor, gradient: Tensor, slots: Slots, step: RuleStep) -> tuple[Tensor, Slots]:
-        (velocity,), rule, momentum = slots, VARIANTS[self.options.rule], self.options.momentum
+        (velocity,), rule, momentum = slots, self._variant, self.options.momentum
         decay = self.options.weight_decay if step.decays else 0.0
         entering = gradient + decay * weights if step.decays else gradient
         if step.adapts and not rule.ratio_last:
@@ -65,7 +69,7 @@ class LARSRule(Rule):
 
     def _scaled(self, weights: Tensor, gradient: Tensor, update: Tensor, rate: Tensor, decay: float) -> Tensor:
         """Return the trust ratio times the decayed gradient `update`."""
-        rule, weight_norm = VARIANTS[self.options.rule], layer_norms(weights)
+        rule, weight_norm = self._variant, layer_norms(weights)
         if not rule.norms_apart:
             return update * self._ratio(weight_norm, layer_norms(update))
         gradient_norm = layer_norms(gradient)
@@ -110,9 +114,8 @@ class LARS(RuleOptimizer):
     and normalisation parameters get neither decay nor trust ratio (see `is_adapted`), as in MLPerf; `optax.lars` does
     the same when its two masks say so. The variants:
 
-    - `optax`, also called `tf-models`: as above, in `optax.lars` and `official/modeling/optimization/lars.py`.
-    - `mlperf`, also called `paper`: ``r = trust_coefficient * |w| / (|g| + weight_decay * |w| + eps)``; the paper's eps
-      is 0.
+    - `optax`: as above, in `optax.lars` and `official/modeling/optimization/lars.py`.
+    - `mlperf`: ``r = trust_coefficient * |w| / (|g| + weight_decay * |w| + eps)``; the paper's eps is 0.
     - `mlperf-unscaled`: that `r`, with the learning rate outside the velocity, ``v = momentum * v + r * u`` and
       ``w = w - learning_rate * v`` (Kumar et al., arXiv 1909.09756, "unscaled momentum").
     - `tf-models-popular`: ``v = momentum * v + u`` and ``w = w - learning_rate * r * v``, with `r` of `v` in place of
@@ -129,7 +132,7 @@ class LARS(RuleOptimizer):
         nesterov: look ahead along the velocity.
         exclude: regular expressions of the paths left out; `None` leaves out variables of fewer than two dimensions.
         name: the optimizer's name.
-        variant: one of `VARIANTS`, or another name of one.
+        variant: one of `VARIANTS`.
         exclude_ratio: regular expressions of the paths without trust ratio; `None`: `exclude`.
 
     Raises:

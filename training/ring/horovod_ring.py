@@ -12,6 +12,7 @@ import json
 import os
 import socket
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -51,19 +52,16 @@ class HorovodRing:
         self.local_rank: int = hvd.local_rank()
         self.local_size: int = hvd.local_size()
 
-    def _grouped(self, tensors: Sequence[Tensor], op: Any) -> list[Tensor]:
-        """Run one grouped allreduce per dtype: Horovod groups one dtype only."""
-        return reduced_by_dtype(tensors, lambda sent: self._reduced(sent, op))
-
-    def _reduced(self, tensors: Sequence[Tensor], op: Any) -> list[Tensor]:
+    def _reduced(self, op: Any, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Run one grouped allreduce, of tensors of one dtype: Horovod groups no others."""
         reduced: list[Tensor] = self._hvd.grouped_allreduce(tensors, op=op)
         return reduced
 
     def allreduce_mean(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        return self._grouped(tensors, self._hvd.Average)
+        return reduced_by_dtype(tensors, partial(self._reduced, self._hvd.Average))
 
     def allreduce_sum(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        return self._grouped(tensors, self._hvd.Sum)
+        return reduced_by_dtype(tensors, partial(self._reduced, self._hvd.Sum))
 
     def gather(self, tensor: Tensor) -> Tensor:
         gathered = self._hvd.allgather(tensor[None])
@@ -134,7 +132,7 @@ class HierarchicalRing(HorovodRing):
         mine = next(place for place, group in enumerate(groups) if self.rank in group)
         self._host, self._leader = sets[mine], groups[mine][0]
 
-    def _reduced(self, tensors: Sequence[Tensor], op: Any) -> list[Tensor]:
+    def _reduced(self, op: Any, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Reduce tensors of one dtype as one vector.
 
         Operations have names of their own: those that Horovod makes up follow from the graph, and a leader's has one

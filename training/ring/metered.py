@@ -6,18 +6,18 @@ Tested in tests/training/sync/compression/test_methods.py.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
-from ringfeed.training.optimizers.keras_doors import Tensor, Variable
+from ringfeed.training.optimizers.keras_doors import Tensor
 
 from .ring import Ring
 
 
 class MeteredRing:
     """A ring that counts in `wire_bytes`, float64, what its reductions and exchanges receive, when they run.
+
+    Other collectives, which are no part of a step, are not counted.
 
     A rank of `size` receives, and sends, of S bytes: 2 (size - 1) / size * S in a ring all-reduce, (size - 1) * S in an
     all-gather of S from each rank, and (size - 1) / size * S in an all-to-all.
@@ -27,6 +27,8 @@ class MeteredRing:
         self._ring = ring
         self.rank, self.size = ring.rank, ring.size
         self.local_rank, self.local_size = ring.local_rank, ring.local_size
+        self.broadcast, self.barrier = ring.broadcast, ring.barrier
+        self.allgather, self.allgather_object = ring.allgather, ring.allgather_object
         self.wire_bytes = tf.Variable(0.0, trainable=False, dtype=tf.float64, name="wire_bytes")
 
     def _count(self, tensors: Sequence[Tensor], share: float) -> None:
@@ -63,16 +65,3 @@ class MeteredRing:
     def sendrecv(self, tensor: Tensor, partner: int) -> Tensor:
         self._count([tensor], float(partner != self.rank))
         return self._ring.sendrecv(tensor, partner)
-
-    def broadcast(self, variables: Sequence[Variable]) -> None:
-        """Not counted, as what follows: none is part of a step."""
-        self._ring.broadcast(variables)
-
-    def allgather(self, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        return self._ring.allgather(array)
-
-    def allgather_object(self, value: Any) -> list[Any]:
-        return self._ring.allgather_object(value)
-
-    def barrier(self) -> None:
-        self._ring.barrier()

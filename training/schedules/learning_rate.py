@@ -22,11 +22,15 @@ if TYPE_CHECKING:
 Schedule = Callable[[Any], Any]
 
 
-def _as_float(step: Any) -> tuple[Any, Any]:
-    """Return the array namespace of a step, and the step as a float in it."""
-    if isinstance(step, (int, float, np.ndarray, np.generic)):
-        return np, np.asarray(step, np.float64)
-    return keras.ops, keras.ops.cast(step, "float32")
+def _schedule(value: Callable[[Any, Any], Any]) -> Schedule:
+    """Return a schedule by a function of the array namespace of a step, and of the step as a float in it."""
+
+    def schedule(step: Any) -> Any:
+        if isinstance(step, (int, float, np.ndarray, np.generic)):
+            return value(np, np.asarray(step, np.float64))
+        return value(keras.ops, keras.ops.cast(step, "float32"))
+
+    return schedule
 
 
 def scaled_learning_rate(
@@ -62,12 +66,7 @@ def scaled_learning_rate(
 
 def constant(value: float) -> Schedule:
     """`value` at every step (`optax.constant_schedule`)."""
-
-    def schedule(step: Any) -> Any:
-        xp, count = _as_float(step)
-        return xp.ones_like(count) * value
-
-    return schedule
+    return _schedule(lambda xp, count: xp.ones_like(count) * value)
 
 
 def polynomial(init_value: float, end_value: float, power: float, steps: int) -> Schedule:
@@ -80,12 +79,11 @@ def polynomial(init_value: float, end_value: float, power: float, steps: int) ->
     if steps == 0:
         return constant(init_value)
 
-    def schedule(step: Any) -> Any:
-        xp, count = _as_float(step)
+    def value(xp: Any, count: Any) -> Any:
         left = 1 - xp.clip(count, 0.0, float(steps)) / steps
         return (init_value - end_value) * left**power + end_value
 
-    return schedule
+    return _schedule(value)
 
 
 def cosine(init_value: float, steps: int, alpha: float = 0.0) -> Schedule:
@@ -98,12 +96,11 @@ def cosine(init_value: float, steps: int, alpha: float = 0.0) -> Schedule:
     [2.0, 1.5, 1.0, 1.0]
     """
 
-    def schedule(step: Any) -> Any:
-        xp, count = _as_float(step)
+    def value(xp: Any, count: Any) -> Any:
         swing = 0.5 * (1 + xp.cos(math.pi * xp.minimum(count, float(steps)) / steps))
         return init_value * ((1 - alpha) * swing + alpha)
 
-    return schedule
+    return _schedule(value)
 
 
 def swing(init_value: float, end_value: float, steps: int) -> Schedule:
@@ -114,12 +111,11 @@ def swing(init_value: float, end_value: float, steps: int) -> Schedule:
     [0.0, 1.0, 2.0, 2.0]
     """
 
-    def schedule(step: Any) -> Any:
-        xp, count = _as_float(step)
+    def value(xp: Any, count: Any) -> Any:
         passed = 0.5 * (1 - xp.cos(math.pi * xp.minimum(count, float(steps)) / steps))
         return init_value + (end_value - init_value) * passed
 
-    return schedule
+    return _schedule(value)
 
 
 def piecewise(init_value: float, scales: Mapping[int, float]) -> Schedule:
@@ -130,14 +126,13 @@ def piecewise(init_value: float, scales: Mapping[int, float]) -> Schedule:
     [1.0, 0.1]
     """
 
-    def schedule(step: Any) -> Any:
-        xp, count = _as_float(step)
-        value = xp.ones_like(count) * init_value
+    def value(xp: Any, count: Any) -> Any:
+        rate = xp.ones_like(count) * init_value
         for boundary, scale in sorted(scales.items()):
-            value = xp.where(count >= boundary, value * scale, value)
-        return value
+            rate = xp.where(count >= boundary, rate * scale, rate)
+        return rate
 
-    return schedule
+    return _schedule(value)
 
 
 def join(schedules: Sequence[Schedule], boundaries: Sequence[int]) -> Schedule:
@@ -148,14 +143,13 @@ def join(schedules: Sequence[Schedule], boundaries: Sequence[int]) -> Schedule:
     [0.5, 5.0]
     """
 
-    def schedule(step: Any) -> Any:
-        xp, count = _as_float(step)
-        value = schedules[0](count)
+    def value(xp: Any, count: Any) -> Any:
+        rate = schedules[0](count)
         for boundary, piece in zip(boundaries, schedules[1:], strict=True):
-            value = xp.where(count < boundary, value, piece(count - boundary))
-        return value
+            rate = xp.where(count < boundary, rate, piece(count - boundary))
+        return rate
 
-    return schedule
+    return _schedule(value)
 
 
 class WarmUpDecayOptions(TypedDict, total=False):

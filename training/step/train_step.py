@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from ringfeed.sharding.errors import ConfigError
 from ringfeed.training.models.losses import Loss, cross_entropy, wide_outputs
-from ringfeed.training.optimizers.keras_doors import Tensor
+from ringfeed.training.optimizers.keras_doors import Tensor, assign_all
 from ringfeed.training.optimizers.precision import LossScale, all_finite
 from ringfeed.training.records.clock import Clock, timed
 from ringfeed.training.ring.replicas import Replicas
@@ -176,8 +176,7 @@ class _Step:
         return tf.constant(True)
 
     def _restore(self, before: Sequence[Tensor]) -> Tensor:
-        for variable, old in zip(self._state, before, strict=True):
-            variable.assign(old)
+        assign_all(self._state, before)
         return tf.constant(False)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ringfeed.training.optimizers.keras_doors import Tensor, Variable, copies
+from ringfeed.training.optimizers.keras_doors import Tensor, Variable, assign_all, copies
 from ringfeed.training.ring.replicas import replicas_of
 from ringfeed.training.ring.ring import Ring
 
@@ -54,8 +54,7 @@ class Agreement:
     def begin(self) -> None:
         """Count changes from the present values, which all ranks have to share."""
         self._synchronizer.begin()
-        for base, variable in zip(self._moving_base, self._moving, strict=True):
-            base.assign(copies(variable)[0])
+        assign_all(self._moving_base, [copies(variable)[0] for variable in self._moving])
 
     def after_step(self, step: int) -> None:
         """Do what is due after a step; `step` counts from 1. At the end of a round the average takes in its weights."""
@@ -84,16 +83,14 @@ class Agreement:
             yield
         finally:
             for variable, own in zip(self.variables, self._own, strict=True):
-                for copy, value in zip(copies(variable), own, strict=True):
-                    copy.assign(value)
+                assign_all(copies(variable), own)
             self._own = None
 
     def settle(self, step: int = 0, weight: float = 1.0) -> None:
         """Give all ranks the agreed values for good (a collective)."""
         _assign(self._agreed(step, weight))
         self._update_average(step, self._synchronizer.open_steps(step))
-        for base, variable in zip(self._moving_base, self._moving, strict=True):
-            base.assign(copies(variable)[0])
+        assign_all(self._moving_base, [copies(variable)[0] for variable in self._moving])
 
     def rows(self) -> list[Array]:
         """Return the values of this rank, also in the body of `applied`: for each variable a row for each replica."""

@@ -14,11 +14,6 @@ from ringfeed.training.config.sync import DiLoCoConfig
 from ringfeed.training.optimizers.keras_doors import Tensor, Variable
 
 from .periodic import Periodic
-from .synchronizer import SyncRun
-
-
-def build(run: SyncRun, options: DiLoCoConfig) -> DiLoCo:
-    return DiLoCo(run.ring, options)
 
 
 def outer_step(change: Tensor, momentum: Tensor, rate: float, factor: float) -> tuple[Tensor, Tensor]:

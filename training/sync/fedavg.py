@@ -14,16 +14,10 @@ import tensorflow as tf
 from ringfeed.sharding.errors import ConfigError
 from ringfeed.training.config.sync import FedAvgConfig
 from ringfeed.training.optimizers.keras_doors import Tensor
-from ringfeed.training.ring.ring import Ring
 
 from .means import joined, median, parted, trimmed_count, trimmed_mean, weighted_mean
 from .periodic import Periodic
 from .synchronizer import SyncRun
-
-
-def build(run: SyncRun, options: FedAvgConfig) -> FedAvg:
-    """Return the synchronizer of a run; a ConfigError if a trimmed mean would trim nothing."""
-    return FedAvg(run.ring, options, run.samples_before)
 
 
 def _robust(options: FedAvgConfig, ranks: int) -> Callable[[Tensor], Tensor] | None:
@@ -42,12 +36,13 @@ class FedAvg(Periodic):
     """Rounds of steps on each rank's own samples.
 
     A rank's weight in the mean are the samples of its round, by `samples_before` a step since the run began. A robust
-    mean makes one change for all, [n], of the ranks' changes, [ranks, n].
+    mean makes one change for all, [n], of the ranks' changes, [ranks, n]. A ConfigError says that a trimmed mean would
+    trim nothing.
     """
 
-    def __init__(self, ring: Ring, options: FedAvgConfig, samples_before: Callable[[int], int]) -> None:
-        super().__init__(ring, options)
-        self._samples_before, self._robust = samples_before, _robust(options, ring.size)
+    def __init__(self, run: SyncRun, options: FedAvgConfig) -> None:
+        super().__init__(run, options)
+        self._samples_before, self._robust = run.samples_before, _robust(options, run.ring.size)
 
     def combine(self, changes: list[Tensor], step: int) -> tuple[list[Tensor], list[Tensor]]:
         """The mean by samples, ``sum(n_k * change_k) / sum(n_k)``, counted in the round; or the robust one."""

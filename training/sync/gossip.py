@@ -11,15 +11,10 @@ import tensorflow as tf
 
 from ringfeed.training.config.sync import GossipConfig
 from ringfeed.training.optimizers.keras_doors import Tensor, Variable
-from ringfeed.training.ring.ring import Ring
 
 from .means import joined, parted
 from .periodic import Periodic
 from .synchronizer import SyncRun
-
-
-def build(run: SyncRun, options: GossipConfig) -> Gossip:
-    return Gossip(run.ring, options, run.config.seed)
 
 
 def partners(turn: int, ranks: int, *, topology: str, seed: int) -> list[int]:
@@ -46,9 +41,9 @@ class Gossip(Periodic):
     An evaluation, a checkpoint and the end of the run have the mean over all ranks.
     """
 
-    def __init__(self, ring: Ring, options: GossipConfig, seed: int) -> None:
-        super().__init__(ring, options)
-        self._topology, self._seed = options.topology, seed
+    def __init__(self, run: SyncRun, options: GossipConfig) -> None:
+        super().__init__(run, options)
+        self._topology, self._seed = options.topology, run.config.seed
 
     def agreed(self, step: int) -> list[tuple[Variable, Tensor]]:
         """The mean of all ranks' weights, which differ after a round, too."""

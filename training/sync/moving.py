@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from ringfeed.training.optimizers.keras_doors import Tensor
+from ringfeed.training.optimizers.keras_doors import Tensor, assign_all
 
 
 class MovingAverage:
@@ -53,12 +53,8 @@ class MovingAverage:
     def applied(self) -> Iterator[None]:
         """Give the network its averages in the body; then its own weights again, bit for bit."""
         own = [tf.identity(weight) for weight in self._weights]
-        self._assign(self.variables)
+        assign_all(self._weights, self.variables)
         try:
             yield
         finally:
-            self._assign(own)
-
-    def _assign(self, values: list[Tensor]) -> None:
-        for weight, value in zip(self._weights, values, strict=True):
-            weight.assign(value)
+            assign_all(self._weights, own)

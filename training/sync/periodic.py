@@ -13,14 +13,9 @@ from typing import Any
 import tensorflow as tf
 
 from ringfeed.training.config.sync import RoundsConfig
-from ringfeed.training.optimizers.keras_doors import Tensor, Variable
-from ringfeed.training.ring.ring import Ring
+from ringfeed.training.optimizers.keras_doors import Tensor, Variable, assign_all
 
 from .synchronizer import EveryStep, Exchange, SyncRun
-
-
-def build(run: SyncRun, options: RoundsConfig) -> Periodic:
-    return Periodic(run.ring, options)
 
 
 class Periodic(EveryStep):
@@ -31,8 +26,8 @@ class Periodic(EveryStep):
     step: by them ranks agree on overflows and on whether to stop. Steps before `start_step` are synchronous.
     """
 
-    def __init__(self, ring: Ring, options: RoundsConfig) -> None:
-        super().__init__(ring)
+    def __init__(self, run: SyncRun, options: RoundsConfig) -> None:
+        super().__init__(run.ring)
         self._options, self._every, self._start_step = options, options.every, options.start_step
         self._average_slots = options.optimizer_state == "average"
 
@@ -50,8 +45,7 @@ class Periodic(EveryStep):
         self.base_variables = [tf.Variable(v, trainable=False, name="base") for v in self._variables]
 
     def begin(self) -> None:
-        for base, variable in zip(self.base_variables, self._variables, strict=True):
-            base.assign(variable)
+        assign_all(self.base_variables, self._variables)
 
     def reduce(self, sent: Exchange, step: Tensor) -> Exchange:
         """This rank's own gradients, and before `start_step` their means; the means of the scalars."""
@@ -75,14 +69,9 @@ class Periodic(EveryStep):
     def end_round(self, step: int) -> None:
         """Give all ranks the weights that the round leads to."""
         weights, shared = self._outcome(step)
-        for variable, base, value in zip(self._variables, self.base_variables, weights, strict=True):
-            variable.assign(value)
-            base.assign(value)
-        for variable, value in zip(self.shared_variables, shared, strict=True):
-            variable.assign(value)
+        assign_all([*self._variables, *self.base_variables, *self.shared_variables], [*weights, *weights, *shared])
         if self._average_slots and self._slots:
-            for variable, value in zip(self._slots, self._ring.allreduce_mean(self._slots), strict=True):
-                variable.assign(value)
+            assign_all(self._slots, self._ring.allreduce_mean(self._slots))
 
     def agreed(self, step: int) -> list[tuple[Variable, Tensor]]:
         """The weights if the round ended after `step`; none where all ranks hold the same."""

@@ -13,9 +13,8 @@ import tensorflow as tf
 from ringfeed.sharding.errors import ConfigError, TrainingError
 from ringfeed.training.config.config_file import changed_keys, parse_config, to_tree
 from ringfeed.training.config.optimizers import OPTIMIZERS, OwnOptimizerConfig
-from ringfeed.training.optimizers.build import build_optimizer
+from ringfeed.training.optimizers.build import build_optimizer, user_optimizer
 from ringfeed.training.optimizers.sgd import SGD
-from ringfeed.training.optimizers.user_optimizer import user_optimizer
 from ringfeed.training.schedules.learning_rate import WarmUpDecay
 
 RATE = WarmUpDecay(0.5, 0, 10, decay="constant")

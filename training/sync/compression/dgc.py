@@ -77,6 +77,16 @@ def accumulate(gradient: Tensor, momentum: Tensor, total: Tensor, rule: DGCRule)
     return momentum, total + momentum
 
 
+def after_momentum(gradients: Sequence[Tensor], momenta: Sequence[Variable], rule: DGCRule) -> list[Tensor]:
+    """Return what SGD with momentum applies for gradients, and keep the momenta."""
+    updates = []
+    for gradient, variable in zip(gradients, momenta, strict=True):
+        momentum, update = accumulate(gradient, variable, tf.zeros_like(gradient), rule)
+        variable.assign(momentum)
+        updates.append(update)
+    return updates
+
+
 class DGC(Compressed):
     """Momentum on each rank, and the largest entries of what it has accumulated; what is sent starts from zero again.
 
@@ -86,8 +96,6 @@ class DGC(Compressed):
     def __init__(self, ring: Ring, rule: DGCRule) -> None:
         super().__init__(ring)
         self._rule = rule
-        self.rank_variables: list[Variable] = []
-        self.shared_variables: list[Variable] = []
 
     def create(self, variables: Sequence[Variable]) -> None:
         """Create momentum and velocity of each matrix, and the momentum of each vector."""
@@ -120,9 +128,4 @@ class DGC(Compressed):
         ratio = warm_up_ratio(step, self._rule)
         means = self._sent(tensors, ratio) if tensors else []
         others = self.dense_means(others._replace(gradients=vectors))
-        updates = []
-        for mean, variable in zip(others.gradients, self.shared_variables, strict=True):
-            new, update = accumulate(mean, variable, tf.zeros_like(mean), self._rule)
-            variable.assign(new)
-            updates.append(update)
-        return means, others._replace(gradients=updates)
+        return means, others._replace(gradients=after_momentum(others.gradients, self.shared_variables, self._rule))

@@ -11,7 +11,7 @@ from typing import Protocol
 
 import tensorflow as tf
 
-from ringfeed.training.optimizers.keras_doors import Tensor, Variable
+from ringfeed.training.optimizers.keras_doors import Tensor, Variable, assign_all
 from ringfeed.training.ring.ring import Ring
 from ringfeed.training.sync.means import joined, parted
 from ringfeed.training.sync.synchronizer import Exchange
@@ -69,7 +69,6 @@ class Gathered(Compressed):
     ) -> None:
         super().__init__(ring, start_step)
         self._codec, self._seed, self._error_feedback, self._together = codec, seed, error_feedback, together
-        self.rank_variables: list[Variable] = []
 
     def create(self, variables: Sequence[Variable]) -> None:
         self.rank_variables = zeros_like(self._shapes, "residual") if self._error_feedback else []
@@ -88,8 +87,7 @@ class Gathered(Compressed):
         if self._error_feedback:
             encoded = zip(tensors, payloads, shapes, strict=True)
             left = [tensor - self._codec.decode(payload, shape) for tensor, payload, shape in encoded]
-            for residual, value in zip(self.rank_variables, self._apart(left), strict=True):
-                residual.assign(value)
+            assign_all(self.rank_variables, self._apart(left))
         means = gathered_means(self._ring, self._codec, payloads, shapes)
         return self._apart(means), self.dense_means(others)
 

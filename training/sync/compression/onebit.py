@@ -20,7 +20,7 @@ from ringfeed.training.optimizers.keras_doors import Tensor, Variable
 from ringfeed.training.ring.ring import Ring
 from ringfeed.training.sync.synchronizer import Array, EveryStep, Exchange, SyncRun
 
-from .dgc import DGCRule, accumulate
+from .dgc import DGCRule, after_momentum
 from .payload import from_bytes, pack, to_bytes, unpack
 from .two_stage import TwoStage
 
@@ -92,11 +92,7 @@ class SignMomentum(TwoStage):
 
     def reduce(self, sent: Exchange, step: Tensor) -> Exchange:
         """The means of this step's momenta."""
-        updates = []
-        for gradient, momentum in zip(sent.gradients, self._momenta, strict=True):
-            new, update = accumulate(gradient, momentum, tf.zeros_like(gradient), self._rule)
-            momentum.assign(new)
-            updates.append(update)
+        updates = after_momentum(sent.gradients, self._momenta, self._rule)
         return super().reduce(sent._replace(gradients=updates), step)
 
 

@@ -44,11 +44,6 @@ def is_worth_it(rows: int, columns: int, rank: int, min_rate: float) -> bool:
     return (rows + columns) * min(rows, columns, rank) * min_rate < rows * columns
 
 
-def orthogonal(factor: Tensor) -> Tensor:
-    """Return an orthonormal basis of the columns, by Householder's QR, which also has one for a matrix of zeros."""
-    return tf.linalg.qr(factor).q
-
-
 class PowerSGD(Compressed):
     """One step of power iteration for each step of training, from the last right factor (warm start).
 
@@ -60,8 +55,6 @@ class PowerSGD(Compressed):
     def __init__(self, ring: Ring, *, rank: int = 1, min_rate: float = 2.0, seed: int = 0, start_step: int = 0) -> None:
         super().__init__(ring, start_step)
         self._rank, self._min_rate, self._seed = rank, min_rate, seed
-        self.rank_variables: list[Variable] = []
-        self.shared_variables: list[Variable] = []
 
     def compresses(self, shape: list[int], dtype: Any) -> bool:
         return super().compresses(shape, dtype) and is_worth_it(*matrix_shape(shape), self._rank, self._min_rate)
@@ -69,12 +62,13 @@ class PowerSGD(Compressed):
     def create(self, variables: Sequence[Variable]) -> None:
         """Create residuals, and the first right factors, from N(0, 1)."""
         self.rank_variables = zeros_like(self._shapes, "residual")
-        self.shared_variables = []
+        factors = []
         for i, shape in enumerate(self._shapes):
             rows, columns = matrix_shape(shape)
             factor = [columns, min(rows, columns, self._rank)]
             start = tf.random.stateless_normal(factor, step_seed(self._seed, 0, tf.constant(0, tf.int64), i))
-            self.shared_variables.append(tf.Variable(start, trainable=False, name=f"right_factor_{i}"))
+            factors.append(tf.Variable(start, trainable=False, name=f"right_factor_{i}"))
+        self.shared_variables = factors
 
     def compressed_means(self, tensors: list[Tensor], others: Exchange, step: Tensor) -> tuple[list[Tensor], Exchange]:
         """The means, by two all-reduces of thin matrices; the first also holds the dense tensors."""
@@ -82,7 +76,7 @@ class PowerSGD(Compressed):
         matrices = [tf.reshape(t, matrix_shape(s)) for t, s in zip(corrected, self._shapes, strict=True)]
         firsts = [tf.matmul(m, q) for m, q in zip(matrices, self.shared_variables, strict=True)]
         reduced = self._ring.allreduce_mean([*firsts, *others.tensors])
-        bases = [orthogonal(p) for p in reduced[: len(firsts)]]
+        bases = [tf.linalg.qr(p).q for p in reduced[: len(firsts)]]  # by Householder: zeros have a basis, too
         others = others.received(reduced[len(firsts) :])
         own = [tf.matmul(m, p, transpose_a=True) for m, p in zip(matrices, bases, strict=True)]
         rights = self._ring.allreduce_mean(own) if own else []

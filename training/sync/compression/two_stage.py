@@ -66,7 +66,6 @@ class TwoStage(Compressed):
         super().__init__(ring, start_step)
         self._codec, self._error_feedback = codec, error_feedback
         self.least_dimensions = least_dimensions
-        self.rank_variables: list[Variable] = []
 
     def create(self, variables: Sequence[Variable]) -> None:
         """Create for each tensor the residuals of this rank's gradient, and of the part that it averages."""
