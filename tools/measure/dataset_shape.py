@@ -5,16 +5,13 @@ Tested in tests/tools/predict/test_simulator.py.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from ringfeed.pipeline.deliver.chunk_sizes import ChunkSizes
-from ringfeed.sharding.dataset.manifest import ShardInfo
 from ringfeed.sharding.errors import ConfigError
-from ringfeed.sharding.schema import Schema
 
 Int64 = npt.NDArray[np.int64]
 
@@ -50,40 +47,11 @@ class DatasetShape:
     ragged: bool = False
     numbers: int = 0
 
-    @classmethod
-    def of(
-        cls,
-        shards: Sequence[ShardInfo],
-        schema: Schema,
-        *,
-        in_parts: bool,
-        is_mapped: bool,
-        undecoded: bool,
-        record_bytes: int,
-        read_fraction: float,
-    ) -> DatasetShape:
-        """Return the shape of a split's shards, of whose files a fraction is read, and of whose features some are."""
-        sizes = np.array([(shard.records, shard.bytes, shard.index_bytes) for shard in shards], np.int64).T
-        return cls(
-            records=sizes[0],
-            data_bytes=np.ceil(sizes[1] * read_fraction).astype(np.int64),
-            index_bytes=sizes[2],
-            in_parts=in_parts,
-            is_mapped=is_mapped,
-            record_bytes=record_bytes,
-            undecoded=undecoded,
-            ragged=any(feature.elements is None for feature in schema.features),
-            numbers=sum(feature.elements or 0 for feature in schema.features if feature.numeric),
-        )
-
     @property
     def chunk_sizes(self) -> ChunkSizes:
         """How many samples a loader hands over at once, and keeps ready."""
         return ChunkSizes(
-            record_bytes=max(self.record_bytes, 1),
-            undecoded=self.undecoded,
-            ragged=self.ragged,
-            numbers=self.numbers,
+            record_bytes=max(self.record_bytes, 1), undecoded=self.undecoded, ragged=self.ragged, numbers=self.numbers
         )
 
     @property

@@ -10,6 +10,8 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from ringfeed.pipeline import Loader, StageStats
 from ringfeed.pipeline.select.selected_columns import record_bytes
 from ringfeed.sharding.dataset.dataset import open_dataset
@@ -108,6 +110,7 @@ def loader_costs(
     files = stats["fetch"].items + stats["cache"].items
     opening = _opening_seconds(stats)
     byte_seconds = max(opening - files * file_seconds, 0.1 * opening) / _opened_bytes(stats)
+    sample_bytes = trial.decoded_bytes / ((trial.steps - 1) * loader.local_batch_size)
     begin, handed = hand_over if hand_over is not None else (0.0, None)
     costs = Costs(
         store=_store_costs(loader, stats, trial, store, shape),
@@ -118,7 +121,7 @@ def loader_costs(
         gather_seconds=stats["gather"].cpu_seconds / max(stats["gather"].items, 1),
         handover_seconds=0.0 if handed is None else loader.local_batch_size * handed.cpu_seconds / handed.samples,
         start_seconds=begin,
-        memory_per_byte=_sample_bytes(loader, trial) * float(shape.records.sum()) / max(shape.bytes, 1),
+        memory_per_byte=sample_bytes * float(shape.records.sum()) / max(shape.bytes, 1),
     )
     return MeasuredDataset(shape=shape, costs=costs)
 
@@ -127,16 +130,19 @@ def shape_of(loader: Loader, read_fraction: float = 1.0) -> DatasetShape:
     """Return the sizes of a loader's shards, of whose files a fraction is read."""
     shards = open_dataset(loader.arguments["url"]).split_shards(loader.arguments["split"])
     with loader.open_streams() as streams:
-        in_parts, manifest = streams.context.fetcher.in_parts, loader.manifest
-    size = record_bytes(shards, loader.manifest.schema, loader.schema)
-    return DatasetShape.of(
-        shards,
-        loader.schema,
+        in_parts = streams.context.fetcher.in_parts
+    manifest, features = loader.manifest, loader.schema.features
+    sizes = np.array([(shard.records, shard.bytes, shard.index_bytes) for shard in shards], np.int64).T
+    return DatasetShape(
+        records=sizes[0],
+        data_bytes=np.ceil(sizes[1] * read_fraction).astype(np.int64),
+        index_bytes=sizes[2],
         in_parts=in_parts,
         is_mapped=manifest.shard_format == "tfrecord" and manifest.compression == "none",
+        record_bytes=record_bytes(shards, manifest.schema, loader.schema),
         undecoded=loader.undecoded,
-        record_bytes=size,
-        read_fraction=read_fraction,
+        ragged=any(feature.elements is None for feature in features),
+        numbers=sum(feature.elements or 0 for feature in features if feature.numeric),
     )
 
 
@@ -165,11 +171,6 @@ def _opening_seconds(stats: Mapping[str, StageStats]) -> float:
 
 def _opened_bytes(stats: Mapping[str, StageStats]) -> int:
     return max(stats["fetch"].bytes + stats["cache"].bytes, 1)
-
-
-def _sample_bytes(loader: Loader, trial: LoaderTrial) -> float:
-    """Decoded bytes of a sample."""
-    return trial.decoded_bytes / ((trial.steps - 1) * loader.local_batch_size)
 
 
 def _store_costs(

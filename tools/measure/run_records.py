@@ -105,9 +105,15 @@ class RunRecords:
         return tuple(launch.rank for launch in self.launches)
 
     @property
+    def own_parts(self) -> dict[str, Floats]:
+        """Seconds of what a rank does by itself in each step, float64 [ranks, steps]: input, computing, the loop."""
+        compute = self.gradient_seconds + self.update_seconds
+        return {"input": self.input_seconds, "compute": compute, "overhead": self.host_seconds}
+
+    @property
     def step_seconds(self) -> Floats:
         """Seconds of each step with the loop before it, float64 [ranks, steps]."""
-        total: Floats = np.sum([getattr(self, part) for part in _PARTS], axis=0)
+        total: Floats = np.sum([*self.own_parts.values(), self.collective_seconds], axis=0)
         return total
 
     def last(self, seconds: float) -> RunRecords:

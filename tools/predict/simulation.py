@@ -111,12 +111,6 @@ class Simulation:
         return sum(epoch.samples for epoch in self.epochs) / sum(epoch.seconds for epoch in self.epochs)
 
     @property
-    def steady_samples_per_second(self) -> float:
-        """Rate of all ranks together, without the waits for the epochs' first batches."""
-        seconds = sum(epoch.seconds - epoch.first_batch_seconds for epoch in self.epochs)
-        return sum(epoch.samples for epoch in self.epochs) / seconds
-
-    @property
     def memory_bytes(self) -> int:
         """Most bytes of shards and batches that a rank held."""
         return max(epoch.memory_bytes for epoch in self.epochs)
@@ -159,15 +153,8 @@ class Simulation:
 
     def to_json(self) -> dict[str, Any]:
         """Return the figures as JSON has them."""
-        epochs = [
-            asdict(epoch)
-            | {
-                "samples_per_second": epoch.samples_per_second,
-                "input_share": epoch.input_share,
-                "hit_share": epoch.hit_share,
-            }
-            for epoch in self.epochs
-        ]
+        derived = ("samples_per_second", "input_share", "hit_share")
+        epochs = [asdict(epoch) | {name: getattr(epoch, name) for name in derived} for epoch in self.epochs]
         setup = asdict(self.setup) | {"streams": self.streams}
         totals = {"samples_per_second": self.samples_per_second, "memory_bytes": self.memory_bytes, "cost": self.cost}
         return {"setup": setup, "dataset_bytes": self.dataset_bytes, "shards": self.shards, "epochs": epochs} | totals

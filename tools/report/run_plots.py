@@ -27,7 +27,10 @@ __all__ = [
     "plot_run_waits", "plot_step_parts", "profile_records", "read_metrics", "read_run",
 ]  # fmt: skip
 
-_PARTS = ("input", "computing", "slowest rank", "all-reduce", "loop")
+_PARTS = {
+    "input": "input", "compute": "computing", "straggler": "slowest rank", "collective": "all-reduce",
+    "overhead": "loop",
+}  # fmt: skip
 _MOST_LINES = 8
 _POINTS = 100
 _MOST_BYTES = 256 << 20  # metrics hold the history of a run
@@ -53,12 +56,11 @@ def read_metrics(path: str) -> dict[str, Any]:
 def plot_loss(metrics: Mapping[str, Any]) -> Plot:
     """The loss of training, and of each evaluation."""
     steps, evaluations = _steps(metrics), metrics["history"]["evaluations"]
-    lines = {"training": ([entry["step"] for entry in steps], [entry["loss"] for entry in steps])}
-    if evaluations:
-        lines["evaluation"] = (
-            [entry["step"] for entry in evaluations],
-            [entry["loss"] for entry in evaluations],
-        )
+    lines = {
+        name: ([entry["step"] for entry in entries], [entry["loss"] for entry in entries])
+        for name, entries in (("training", steps), ("evaluation", evaluations))
+        if entries
+    }
     last = " and ".join(f"{values[-1]:.4g} in {name}" for name, (_, values) in lines.items() if values[-1] is not None)
     return curves(lines, f"The loss ends at {last}", "step", "loss")
 
@@ -119,25 +121,18 @@ def plot_rank_waits(records: RunRecords) -> Plot:
     """The parts of a mean step of each rank, as bars: what it waits for, and for how long it computes."""
     _require_steps(records)
     times, verdict = rank_times(records), judge_run(records)
-    parts = np.array(
-        [
-            [each.input_seconds, each.compute_seconds, each.wait_seconds, each.collective_seconds, each.host_seconds]
-            for each in times
-        ]
-    )
     drawing = Drawing(0.36 * len(times) + 1.5)
     places, begun = np.arange(len(times)), np.zeros(len(times))
-    for i, name in enumerate(_PARTS):
+    for i, name in enumerate(_PARTS.values()):
         colour, hatch = COLOURS[(1, 0, 3, 2, 7)[i]], HATCHES[(1, 0, 2, 3, 4)[i]]
-        drawing.axes.barh(
-            places, 1000 * parts[:, i], left=1000 * begun, color=colour, edgecolor="white", hatch=hatch, label=name
-        )
-        begun += parts[:, i]
+        widths = np.array([1000 * each.parts[name] for each in times])
+        drawing.axes.barh(places, widths, left=begun, color=colour, edgecolor="white", hatch=hatch, label=name)
+        begun += widths
     drawing.axes.set_yticks(places, [f"rank {each.rank}" for each in times])
     drawing.axes.invert_yaxis()
     drawing.axes.grid(visible=False)
     drawing.legend()
-    return drawing.finish(_title(verdict.headline), "ms of a step", "")
+    return drawing.finish(verdict.headline.partition(";")[0].rstrip("."), "ms of a step", "")
 
 
 def plot_rank_lateness(records: RunRecords) -> Plot:
@@ -164,8 +159,7 @@ def plot_rank_lateness(records: RunRecords) -> Plot:
 def plot_step_parts(records: RunRecords) -> Plot:
     """The parts of a step over the run, as the verdict counts them: the slowest rank of a step is left out."""
     _require_steps(records)
-    names = dict(zip(("input", "compute", "straggler", "collective", "overhead"), _PARTS, strict=True))
-    parts = {names[part]: seconds for part, seconds in step_parts(records).items()}
+    parts = {_PARTS[part]: seconds for part, seconds in step_parts(records).items()}
     sums = {name: float(seconds @ records.weights) for name, seconds in parts.items()}
     longest = max(sums, key=sums.__getitem__)
     lines = {name: _smoothed(records.steps, 1000 * seconds) for name, seconds in parts.items()}
@@ -180,10 +174,6 @@ def _smoothed(steps: np.ndarray, values: np.ndarray) -> tuple[list[float], list[
         [float(each.mean()) for each in np.array_split(steps, groups)],
         [float(each.mean()) for each in np.array_split(values, groups)],
     )
-
-
-def _title(headline: str) -> str:
-    return headline.partition(";")[0].rstrip(".")
 
 
 def _require_steps(records: RunRecords) -> None:

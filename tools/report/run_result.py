@@ -77,22 +77,11 @@ class RunProfile(Shown):
         shown = sorted(self.rank_times, key=lambda each: -each.own_seconds)[:_SHOWN_RANKS]
         return [
             (
-                str(each.rank),
-                *(
-                    f"{1000 * seconds:,.2f}"
-                    for seconds in (
-                        each.input_seconds,
-                        each.compute_seconds,
-                        each.wait_seconds,
-                        each.collective_seconds,
-                        each.host_seconds,
-                    )
-                ),
-                f"{each.last_share:.0%}" if self.ranks > 1 else "",
-                each.host,
+                str(each.rank), *(f"{1000 * seconds:,.2f}" for seconds in each.parts.values()),
+                f"{each.last_share:.0%}" if self.ranks > 1 else "", each.host,
             )
             for each in sorted(shown, key=lambda each: each.rank)
-        ]
+        ]  # fmt: skip
 
     def conclusions(self) -> list[str]:
         lines = []

@@ -55,6 +55,14 @@ class RankTimes:
     last_share: float
 
     @property
+    def parts(self) -> dict[str, float]:
+        """Seconds of each part of a step, by the name that a plot gives it."""
+        return {
+            "input": self.input_seconds, "computing": self.compute_seconds, "slowest rank": self.wait_seconds,
+            "all-reduce": self.collective_seconds, "loop": self.host_seconds,
+        }  # fmt: skip
+
+    @property
     def own_seconds(self) -> float:
         """Seconds of a step until the rank enters the all-reduce."""
         return self.input_seconds + self.compute_seconds + self.host_seconds
@@ -113,22 +121,16 @@ def rank_times(records: RunRecords) -> tuple[RankTimes, ...]:
     pure = records.collective_seconds.min(axis=0)
     late = records.collective_seconds.argmin(axis=0)
     weights = records.weights / records.weights.sum()
-    means = {
-        "input_seconds": records.input_seconds,
-        "compute_seconds": records.gradient_seconds + records.update_seconds,
-        "wait_seconds": records.collective_seconds - pure,
-        "host_seconds": records.host_seconds,
-    }
+    own = {name: values @ weights for name, values in records.own_parts.items()}
     return tuple(
         RankTimes(
-            rank=launch.rank,
-            host=launch.host,
-            collective_seconds=float(pure @ weights),
-            last_share=float((late == place) @ weights),
-            **{name: float(values[place] @ weights) for name, values in means.items()},
+            rank=launch.rank, host=launch.host, input_seconds=float(own["input"][place]),
+            compute_seconds=float(own["compute"][place]), host_seconds=float(own["overhead"][place]),
+            wait_seconds=float((records.collective_seconds[place] - pure) @ weights),
+            collective_seconds=float(pure @ weights), last_share=float((late == place) @ weights),
         )
         for place, launch in enumerate(records.launches)
-    )
+    )  # fmt: skip
 
 
 def judge_run(records: RunRecords) -> RunVerdict:
@@ -183,14 +185,11 @@ def step_parts(records: RunRecords) -> dict[str, Floats]:
     """
     others = ~_late(records) / max(len(records.launches) - 1, 1)
     pure = records.collective_seconds.min(axis=0)
-    parts = {
-        "input": records.input_seconds,
-        "compute": records.gradient_seconds + records.update_seconds,
+    shared = {
         "straggler": records.collective_seconds - pure,
         "collective": np.broadcast_to(pure, records.collective_seconds.shape),
-        "overhead": records.host_seconds,
     }
-    return {name: (values * others).sum(axis=0) for name, values in parts.items()}
+    return {name: (values * others).sum(axis=0) for name, values in (records.own_parts | shared).items()}
 
 
 def _shares(records: RunRecords, weights: Floats) -> Shares:
@@ -219,14 +218,9 @@ def _fixed_stragglers(times: tuple[RankTimes, ...], lateness_seconds: float) -> 
 def _cause(records: RunRecords, weights: Floats) -> str:
     """The part that the slowest rank of each step takes longer for than the others on average."""
     late, ranks = _late(records), len(records.launches)
-    parts = {
-        "input": records.input_seconds,
-        "compute": records.gradient_seconds + records.update_seconds,
-        "overhead": records.host_seconds,
-    }
     excess = {
         name: float(((values * late).sum(axis=0) - (values * ~late).sum(axis=0) / (ranks - 1)) @ weights)
-        for name, values in parts.items()
+        for name, values in records.own_parts.items()
     }
     return max(excess, key=excess.__getitem__)
 
@@ -255,41 +249,47 @@ def _slowest_stage(records: RunRecords, ranks: Collection[int]) -> tuple[str | N
     stage = name_bottleneck(tuple(own.values()), parses=False)
     if stage == "none":
         return None, ""
-    dataset = max(
-        (name for at, name in of_datasets if at == stage), key=lambda name: of_datasets[stage, name], default=""
-    )
+    datasets = (name for at, name in of_datasets if at == stage)
+    dataset = max(datasets, key=lambda name: of_datasets[stage, name], default="")
     busy = f", {own[stage].share:.2g} threads" if stage != "deliver" else ""
     which = f" of dataset {printable(dataset)}" if dataset and stage != "deliver" else ""
     return stage, f"; the loader's slowest stage is {stage}{which}: {_STAGES[stage]}{busy}"
 
 
 def _headline(bottleneck: str, shares: Shares, slow: tuple[int, ...]) -> str:
-    names = f"rank{'s' * (len(slow) > 1)} {', '.join(map(str, slow))}"
+    own, text = _HEADLINES[bottleneck]
     highly = "highly " if shares.input + shares.epoch_start >= _HIGHLY_BOUND else ""
-    told = {
-        "none": ("Nothing holds the run back: ranks compute", "compute"),
-        "input": (f"The run is {highly}input-bound: ranks wait for input", "input"),
-        "epoch_start": (f"The run is {highly}input-bound: ranks wait for the first batches of epochs", "epoch_start"),
-        "straggler": (f"The ranks wait for {names}", "straggler"),
-        "moving_straggler": ("The ranks wait for each other", "straggler"),
-        "collective": ("The ranks are in the all-reduce", "collective"),
-        "framework_overhead": ("The ranks are in the loop around the steps", "overhead"),
-    }
-    text, own = told[bottleneck]
-    names_of_shares = {
-        "compute": "computing",
-        "input": "waiting for input",
-        "epoch_start": "waiting for the first batches of epochs",
-        "straggler": "waiting for the slowest rank",
-        "collective": "in the all-reduce",
-        "overhead": "in the loop",
-    }
     rest = ", ".join(
-        f"{getattr(shares, part):.0%} {name}"
-        for part, name in names_of_shares.items()
+        f"{getattr(shares, part):.0%} {doing}"
+        for part, doing in _DOING.items()
         if part != own and getattr(shares, part) >= 0.005
     )
-    return f"{text} for {getattr(shares, own):.0%} of the time{rest and '; '}{rest}."
+    told = text.format(highly=highly, ranks=_names(slow))
+    return f"{told} for {getattr(shares, own):.0%} of the time{rest and '; '}{rest}."
+
+
+def _names(ranks: tuple[int, ...]) -> str:
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
+
+
+_DOING = {
+    "compute": "computing",
+    "input": "waiting for input",
+    "epoch_start": "waiting for the first batches of epochs",
+    "straggler": "waiting for the slowest rank",
+    "collective": "in the all-reduce",
+    "overhead": "in the loop",
+}
+# By bottleneck, the part of `Shares` that the headline is about, and its beginning.
+_HEADLINES = {
+    "none": ("compute", "Nothing holds the run back: ranks compute"),
+    "input": ("input", "The run is {highly}input-bound: ranks wait for input"),
+    "epoch_start": ("epoch_start", "The run is {highly}input-bound: ranks wait for the first batches of epochs"),
+    "straggler": ("straggler", "The ranks wait for {ranks}"),
+    "moving_straggler": ("straggler", "The ranks wait for each other"),
+    "collective": ("collective", "The ranks are in the all-reduce"),
+    "framework_overhead": ("overhead", "The ranks are in the loop around the steps"),
+}
 
 
 _COUNTED = ("items", "bytes", "busy_seconds", "cpu_seconds", "wait_seconds")
@@ -309,28 +309,27 @@ _REMEDIES = {
     "overhead": "look for other programs on its host",
 }
 _PROFILE = "ringfeed profile --config FILE (of a mixture: ringfeed profile URL, for each dataset)"
-_DOES = {"input": "waiting for input", "compute": "computing", "overhead": "in the training loop"}
+_ADVICE = {
+    "none": "the model's step sets the pace: only a faster step, or more ranks, makes it faster",
+    "input": f"to learn which part of the input, and what helps: {_PROFILE}",
+    "epoch_start": "fewer streams (data.streams) or smaller shards make an epoch's first batch wait for fewer bytes",
+    "collective": "train larger batches on each rank, or give the ranks a faster network (horovodrun "
+    "--network-interfaces)",
+    "framework_overhead": "the loop between steps is slow: raise output.log_every, or give each rank more cores",
+    "moving_straggler": "in each step another rank is late: their batches take unequal work, or programs share their "
+    "cores",
+}
 
 
 def _advice(bottleneck: str, cause: str | None, slow: tuple[int, ...], times: tuple[RankTimes, ...]) -> str:
-    if bottleneck == "none":
-        return "the model's step sets the pace: only a faster step, or more ranks, makes it faster"
-    if bottleneck == "input":
-        return f"to learn which part of the input, and what helps: {_PROFILE}"
-    if bottleneck == "epoch_start":
-        return "fewer streams (data.streams) or smaller shards make an epoch's first batch wait for fewer bytes"
-    if bottleneck == "collective":
-        return "train larger batches on each rank, or give the ranks a faster network (horovodrun --network-interfaces)"
-    if bottleneck == "framework_overhead":
-        return "the loop between steps is slow: raise output.log_every, or give each rank more cores"
-    if bottleneck == "moving_straggler":
-        if cause == "input":
-            return f"in each step another rank waits for its input: loading is too slow; {_PROFILE}"
-        return "in each step another rank is late: their batches take unequal work, or programs share their cores"
+    if bottleneck == "moving_straggler" and cause == "input":
+        return f"in each step another rank waits for its input: loading is too slow; {_PROFILE}"
+    if bottleneck != "straggler":
+        return _ADVICE[bottleneck]
     mine = [each for each in times if each.rank in slow]
     others = [each for each in times if each.rank not in slow]
     excess = np.mean([each.own_seconds for each in mine]) - np.mean([each.own_seconds for each in others])
     hosts = ", ".join(sorted({each.host for each in mine}))
-    names = f"rank{'s' * (len(slow) > 1)} {', '.join(map(str, slow))} on {hosts}"
-    late = f"{names}: {1000 * excess:,.1f} ms a step later than the others, mostly {_DOES[cause or 'compute']}"
+    doing = "in the training loop" if cause == "overhead" else _DOING[cause or "compute"]
+    late = f"{_names(slow)} on {hosts}: {1000 * excess:,.1f} ms a step later than the others, mostly {doing}"
     return f"{late}; {_REMEDIES[cause or 'compute']}"
