@@ -1,4 +1,4 @@
-"""Trials of the loader's parts alone: checksums, decoding, handing over, and the loader with all shards at hand.
+"""The loader's parts alone: checksums and decoding by its counters; trials of handing over, and with shards at hand.
 
 Together with the store alone they are the ceilings that the loader cannot exceed.
 Tested in tests/tools/profile/test_measure.py.
@@ -7,18 +7,14 @@ Tested in tests/tools/profile/test_measure.py.
 from __future__ import annotations
 
 import os
-import random
 import time
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-from ringfeed.pipeline import Cache, Loader, MemoryCache
-from ringfeed.pipeline.decode.shard_opener import ShardOpener
-from ringfeed.pipeline.metrics.stage_counters import Counters
+from ringfeed.pipeline import Cache, Loader, StageStats
 from ringfeed.pipeline.repeated_chunk import repeated_chunk
-from ringfeed.sharding.dataset.manifest import ShardInfo
 from ringfeed.sharding.storage.temporary_folder import temporary_folder
 from ringfeed.tools.signals import deferred_signals
 
@@ -26,18 +22,17 @@ from .estimates import Estimate
 from .loader_trial import try_loader
 from .trial import Trial, repeat
 
-_CHOICES = 8  # shards to choose a small one from
 _MOST_CACHE_BYTES = 4 << 30  # on disk, for the time of a trial
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenTrial:
-    """Opening shards that are in memory, again and again, in as many threads as there are cores.
+    """Opening shards on all cores, with nothing beside it.
 
     Attributes:
         verify: records a second whose checksums are computed.
         decode: records a second that are decoded.
-        shards: shards that were opened.
+        shards: shards, and parts of such, that were opened.
     """
 
     verify: float
@@ -116,52 +111,16 @@ def try_hand_over(loader: Loader, seconds: float) -> tuple[float, Trial]:
         return time.perf_counter() - begin, repeat(call, loader.local_batch_size, seconds)
 
 
-def try_opening(loader: Loader, seconds: float, fetch_bytes_per_second: float | None) -> OpenTrial | None:
-    """Open shards that are in memory; None if fetching one takes longer than there is time.
+def opening_rates(stats: Mapping[str, StageStats], record_bytes: float) -> OpenTrial:
+    """Say by a loader's counters how fast all cores would check and decode its records, if they did nothing else.
 
     Args:
-        loader: the loader.
-        seconds: time to spend, about.
-        fetch_bytes_per_second: what one read at a time brings of a remote store; None for a local one.
+        stats: the counters.
+        record_bytes: stored bytes of a record, as far as they are read.
     """
-    context = loader.read_context(locate_features=loader.locates_features)
-    shards = [shard for shard in context.dataset.split_shards(loader.arguments["split"]) if shard.records]
-    shard = min(random.Random(0).choices(shards, k=_CHOICES), key=lambda shard: shard.bytes)
-    if fetch_bytes_per_second is not None and shard.bytes / fetch_bytes_per_second > seconds:
-        return None
-    counters = Counters()
-    cache = MemoryCache(shard.bytes + shard.index_bytes + 1) if fetch_bytes_per_second is not None else None
-    context = replace(context, counters=counters, cache=cache, selection=None, hedging=False)
-    opener = ShardOpener(context)
-    try:
-        opener.whole(shard)
-        first = counters.snapshot()
-        threads = os.cpu_count() or 1
-        count = _open_again(opener, shard, threads, seconds)
-    finally:
-        opener.close()
-    now = counters.snapshot()
-    verified, decoded = now["verify"].busy_seconds, now["open"].busy_seconds - first["open"].busy_seconds
-    if cache is None:
-        verified -= first["verify"].busy_seconds
-    checks = count if cache is None else 1  # a cache in memory checks nothing
+    records = (stats["fetch"].bytes + stats["cache"].bytes) / record_bytes * (os.cpu_count() or 1)
     return OpenTrial(
-        verify=shard.records * checks * threads / max(verified, 1e-9),
-        decode=shard.records * count * threads / max(decoded, 1e-9),
-        shards=count,
+        verify=records / max(stats["verify"].cpu_seconds, 1e-9),
+        decode=records / max(stats["open"].cpu_seconds, 1e-9),
+        shards=stats["open"].items,
     )
-
-
-def _open_again(opener: ShardOpener, shard: ShardInfo, threads: int, seconds: float) -> int:
-    """Open a shard again and again in some threads; return how often."""
-    end = time.perf_counter() + seconds
-
-    def work(_: int) -> int:
-        opened = 0
-        while opened == 0 or time.perf_counter() < end:
-            opener.whole(shard)
-            opened += 1
-        return opened
-
-    with ThreadPoolExecutor(threads) as pool:
-        return sum(pool.map(work, range(threads)))

@@ -73,6 +73,11 @@ class Setup:
         if self.ranks % self.hosts:
             raise ConfigError(f"hosts must divide the {self.ranks} ranks, got {self.hosts}")
 
+    @property
+    def ranks_of_host(self) -> int:
+        """Ranks on each host."""
+        return self.ranks // self.hosts
+
     def geometry(self, records: int) -> Geometry:
         """Return how an epoch of so many records is cut.
 

@@ -8,7 +8,7 @@ NumPy, which is exact, since ranks meet after every step.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import simpy
@@ -137,15 +137,6 @@ def _caches(dataset: DatasetShape, setup: Setup) -> list[CacheModel | None]:
     return [caches[rank * number // setup.ranks] for rank in range(setup.ranks)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Running:
-    """The processes of an epoch: hosts, and by rank loaders and programs."""
-
-    hosts: list[Host]
-    loaders: list[LoaderModel]
-    programs: list[Program]
-
-
 def _epoch(
     dataset: DatasetShape, costs: Costs, setup: Setup, epoch: int, caches: list[CacheModel | None]
 ) -> EpochFigures:
@@ -155,22 +146,22 @@ def _epoch(
     local_batch = geometry.local_batch(setup.ranks)
     sizes = dataset.chunk_sizes
     order = EpochOrder(geometry, dataset.records.tolist(), setup.seed, epoch)
-    running = _start(env, dataset, costs, setup, order, steps, sizes, caches)
+    hosts, loaders, programs = zip(*_start(env, dataset, costs, setup, order, steps, sizes, caches), strict=True)
     env.run()
-    seconds = max(program.waits.end for program in running.programs)
+    seconds = max(program.waits.end for program in programs)
     hits, misses = (after - before for after, before in zip(_cache_counts(caches), counts, strict=True))
     ready_bytes = sizes.ready_batches(local_batch) * local_batch * dataset.record_bytes
-    shards_bytes = max(loader.totals.peak_bytes for loader in running.loaders) * costs.memory_per_byte
+    shards_bytes = max(loader.totals.peak_bytes for loader in loaders) * costs.memory_per_byte
     cached_bytes = max((cache.held_bytes for cache in caches if cache is not None), default=0)
-    worked = sum(host.cores.done for host in running.hosts)
+    worked = sum(host.cores.done for host in dict.fromkeys(hosts))
     return EpochFigures(
         steps=steps,
         samples=steps * setup.batch_size,
         seconds=seconds,
-        first_batch_seconds=max(program.waits.first for program in running.programs),
-        wait_seconds=tuple(program.waits.input for program in running.programs),
-        fetched_bytes=sum(loader.totals.fetched_bytes for loader in running.loaders),
-        requests=sum(loader.totals.requests for loader in running.loaders),
+        first_batch_seconds=max(program.waits.first for program in programs),
+        wait_seconds=tuple(program.waits.input for program in programs),
+        fetched_bytes=sum(loader.totals.fetched_bytes for loader in loaders),
+        requests=sum(loader.totals.requests for loader in loaders),
         cache_hits=hits,
         cache_misses=misses,
         memory_bytes=int(shards_bytes) + ready_bytes + (cached_bytes if setup.cache_in_memory else 0),
@@ -187,15 +178,15 @@ def _start(
     steps: int,
     sizes: ChunkSizes,
     caches: Sequence[CacheModel | None],
-) -> _Running:
-    """Start loader and program of each rank."""
+) -> list[tuple[Host, LoaderModel, Program]]:
+    """Start loader and program of each rank, on its host."""
     store, geometry, block = costs.store, order.geometry, _block_steps(steps, setup.ranks)
     random, local_batch = np.random.default_rng((setup.seed, order.epoch)), geometry.local_batch(setup.ranks)
     clock, barrier = StepClock(costs, setup.ranks, local_batch, random), Barrier(env, setup.ranks)
     hosts = [
         Host(env, setup.cores, store.bytes_per_second, store.connection_bytes_per_second) for _ in range(setup.hosts)
     ]
-    running = _Running(hosts=hosts, loaders=[], programs=[])
+    running = []
     for rank in range(setup.ranks):
         slices = geometry.rank_slices(rank, setup.ranks)
         settings = LoaderSettings(
@@ -210,13 +201,11 @@ def _start(
         host = hosts[rank * setup.hosts // setup.ranks]
         loader = LoaderModel(env, host, dataset, order, slices, settings, costs, caches[rank], random)
         program = Program(
-            env=env, host=host, cores=setup.cores, rank=rank, ranks=setup.ranks,
-            ranks_of_host=setup.ranks // setup.hosts, batches=loader.batches, steps=steps,
-            block=block, local_batch=local_batch, costs=costs, clock=clock, barrier=barrier,
+            env=env, host=host, setup=setup, rank=rank, batches=loader.batches, steps=steps, block=block,
+            local_batch=local_batch, costs=costs, clock=clock, barrier=barrier,
         )  # fmt: skip
         env.process(program.run())
-        running.loaders.append(loader)
-        running.programs.append(program)
+        running.append((host, loader, program))
     return running
 
 

@@ -15,6 +15,7 @@ import simpy
 from ringfeed.tools.measure.costs import Costs, draw
 
 from .resources import Barrier, Buffer, Host, Process
+from .setup import Setup
 
 _TRANSFORMED_BATCHES = 4  # kept ready behind a transform
 
@@ -65,10 +66,8 @@ class Program:
     Attributes:
         env: clock of the simulation.
         host: where it runs.
-        cores: cores of the host.
+        setup: how many ranks there are, on how many hosts.
         rank: its rank.
-        ranks: number of ranks.
-        ranks_of_host: number of them on this host.
         batches: what the loader has ready.
         steps: steps of the epoch.
         block: steps that are taken at once.
@@ -81,10 +80,8 @@ class Program:
 
     env: simpy.Environment
     host: Host
-    cores: int
+    setup: Setup
     rank: int
-    ranks: int
-    ranks_of_host: int
     batches: Buffer
     steps: int
     block: int
@@ -111,7 +108,7 @@ class Program:
         """Batches that as many threads as there are cores transform ahead of need."""
         ready = Buffer(self.env, self.steps)
         blocks = iter(range(0, self.steps, self.block))
-        for _ in range(self.cores):
+        for _ in range(self.setup.cores):
             self.env.process(self._transform(blocks, ready))
         return ready
 
@@ -128,14 +125,16 @@ class Program:
         step = self.costs.step
         assert step is not None
         own, excess = self.clock.block(first, steps, self.rank)
-        core_share = min(step.core_seconds / max(float(np.mean(step.seconds)), 1e-12), self.cores)
+        core_share = min(step.core_seconds / max(float(np.mean(step.seconds)), 1e-12), self.setup.cores)
         threads = max(1, round(core_share))
         busy = own * min(core_share / threads, 1.0)
         yield self.host.cores.work(busy, threads)
         if own > busy:
             yield self.env.timeout(own - busy)
-        if self.ranks > 1:
+        if self.setup.ranks > 1:
             ring = self.costs.ring
             yield self.host.cores.work(ring.core_seconds * steps)
-            alone = ring.core_seconds * max(1.0, self.ranks_of_host / self.cores)  # with idle cores, as it was fitted
-            yield self.barrier.arrive(excess + max(ring.seconds(self.ranks) - alone, 0.0) * steps)
+            alone = ring.core_seconds * max(
+                1.0, self.setup.ranks_of_host / self.setup.cores
+            )  # with idle cores, as it was fitted
+            yield self.barrier.arrive(excess + max(ring.seconds(self.setup.ranks) - alone, 0.0) * steps)

@@ -23,7 +23,7 @@ from ringfeed.tools.measure.estimates import around, estimate
 from ringfeed.tools.measure.loader_costs import loader_costs
 from ringfeed.tools.measure.loader_trial import LoaderTrial, try_loader
 from ringfeed.tools.measure.other_load import LoadClock
-from ringfeed.tools.measure.part_trials import try_hand_over, try_opening, try_warm
+from ringfeed.tools.measure.part_trials import opening_rates, try_hand_over, try_warm
 from ringfeed.tools.measure.slow_records import SlowRecords, find_slow_records
 from ringfeed.tools.measure.step_trace import StepInside, trace_step
 from ringfeed.tools.measure.store_trial import StoreTrial, try_store_of
@@ -230,18 +230,16 @@ def _try_parts(
     request.report("the loader's parts")
     handed = None
     if trial.first_batch_seconds < seconds:  # each of these trials waits for a first batch
-        handed = try_hand_over(loader, seconds * (1 - warm_share) / 4)
-    rate = store.rate_of(1) if store is not None else None
-    opening = None
-    if not is_remote or rate is not None:
-        opening = try_opening(loader, seconds * (1 - warm_share) / 4, rate)
-    simulation = LoaderSimulation.of(loader, loader_costs(loader, stats, trial, store, handed))
-    hand_over = None if handed is None else handed[1]
+        handed = try_hand_over(loader, seconds * (1 - warm_share) / 2)
+    measured = loader_costs(loader, stats, trial, store, handed)
+    simulation = LoaderSimulation.of(loader, measured)
     request.report("the loader with its shards at hand")
     if is_remote and trial.first_batch_seconds > seconds * warm_share / 3:  # a cache takes as long to fill
-        warm = None if hand_over is None else simulation.at_hand()
+        warm = None if handed is None else simulation.at_hand()
     else:
         warm = try_warm(loader, seconds * warm_share)
+    opening = opening_rates(stats, measured.shape.bytes / float(measured.shape.records.sum()))
+    hand_over = None if handed is None else handed[1]
     return LoaderTrials(store=store, warm=warm, hand_over=hand_over, opening=opening), simulation
 
 

@@ -5,8 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from ringfeed.pipeline import Loader
 from ringfeed.sharding import BuildOptions, build
-from ringfeed.tools.profile import Profile
+from ringfeed.tools.measure.loader_trial import LoaderTrial
+from ringfeed.tools.measure.store_trial import StoreTrial
+from ringfeed.tools.profile import Profile, procedure
 from tests.helpers.bottlenecks import CASES, Case, make_dataset, measured_gains, sleeping_step
 
 TRIED = {
@@ -19,6 +22,24 @@ TRIED = {
         "batch_size": 50, "streams": 10, "step": sleeping_step(0.01)}),
 }  # fmt: skip
 """By option, a case in which the profile suggests it."""
+READING = LoaderTrial(
+    steps=32, first_batch_seconds=1.05, seconds=1.99, decoded_bytes=6_218_600, disk_bytes=0,
+    rates=(5e4, 7e5, 1.2e6, 1.5e6, 290, 1.1e6, 1.4e6, 1.4e6, 1.5e6, 115),
+    fetch_rates=(5.1e6, 3.7e6, 6.4e6, 5.1e6, 6.7e6, 5.8e6, 5.1e6, 4.7e6, 2.4e6, 7.1e6),
+)  # fmt: skip
+COUNTED = {
+    "fetch": {"items": 72, "size": 16_273_152, "busy": 3.049, "cpu": 0.0197, "wait": 3.048},
+    "verify": {"items": 72, "size": 16_273_152, "busy": 0.0059, "cpu": 0.0059},
+    "open": {"items": 40, "size": 16_184_000, "busy": 0.0251, "cpu": 0.0251},
+    "plan": {"items": 4000, "busy": 0.0053, "cpu": 0.0047},
+    "gather": {"items": 4000, "busy": 0.0057, "cpu": 0.0046, "wait": 3.101},
+    "deliver": {"items": 3150, "wait": 0.0114},
+}
+STORE = StoreTrial(
+    latency_seconds=0.0415, bytes_per_second={1: 12.1e6, 4: 47.2e6, 8: 87.8e6, 16: 167.9e6, 32: 310.3e6}, sizes={},
+    read_seconds=(0.043,),
+)  # fmt: skip
+"""An epoch of the case of `fetch_threads`, and its store, as measured on 2026-11-28."""
 SECONDS = 8.0
 CLOSE = 0.2  # between predicted and measured gain
 
@@ -28,9 +49,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("predictions")
 
 
+def recorded_reading(loader: Loader, *_: object, **__: object) -> LoaderTrial:
+    """Count in a loader what was recorded, in place of a reading, which other programs would disturb."""
+    for stage, counted in COUNTED.items():
+        loader._counters.add(stage, **counted)  # type: ignore[arg-type]
+    return READING
+
+
 def test_a_prediction_says_what_it_brings_and_costs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ringfeed.tools.measure.other_load.LoadClock.disturbed", lambda _: 0.0)
-    result = TRIED["fetch_threads"].profile(folder, seconds=SECONDS)  # so that the loader reads a whole epoch
+    monkeypatch.setattr(procedure, "try_loader", recorded_reading)
+    monkeypatch.setattr(procedure, "try_store_of", lambda *_: STORE)
+    result = TRIED["fetch_threads"].profile(folder)
     knob = result.verdict.knob
     assert knob is not None
     assert knob.options.keys() == {"fetch_threads"}
