@@ -60,6 +60,11 @@ class Candidate:
     changed: tuple[str, ...]
 
     @property
+    def options(self) -> dict[str, Any]:
+        """The arguments of `Loader` that differ; ``cache_bytes`` is the limit of its cache."""
+        return {name: getattr(self.setup, name) for name in self.changed}
+
+    @property
     def keeps_order(self) -> bool:
         """Whether the batches are the same as with the defaults."""
         return not {"streams", "window_shards"} & set(self.changed)
@@ -81,9 +86,8 @@ def evaluate(shape: DatasetShape, costs: Costs, setup: Setup, base: Setup, epoch
     first, last = simulation.epochs[0].seconds, simulation.epochs[-1].seconds
     names = ("streams", "window_shards", "fetch_threads", "prefetch_bytes", "cache_bytes")
     changed = tuple(name for name in names if getattr(setup, name) != getattr(base, name))
-    return Candidate(
-        setup=setup, simulation=simulation, seconds=(first + (epochs - 1) * last) / epochs, changed=changed
-    )
+    seconds = (first + (epochs - 1) * last) / epochs
+    return Candidate(setup=setup, simulation=simulation, seconds=seconds, changed=changed)
 
 
 def search(
@@ -112,14 +116,9 @@ def search(
     streams = known[base].simulation.streams
     for _ in range(_ROUNDS):
         for name, values in _variations(shape, base, space, streams, is_local=costs.store.is_local):
-            options = [_with(best, name, value) for value in values]
+            options = [replace(best, **{name: value}) for value in values]  # type: ignore[arg-type]
             best = min([best, *(one for one in options if _mixes(one, base, streams))], key=rated)
     return list(known.values())
-
-
-def _with(setup: Setup, name: str, value: int | None) -> Setup:
-    change: dict[str, Any] = {name: value}
-    return replace(setup, **change)
 
 
 def _variations(

@@ -12,7 +12,8 @@ from typing import Any
 
 from ringfeed.tools.charts.shown import Shown, Table
 from ringfeed.tools.console import human_bytes, human_seconds
-from ringfeed.tools.predict.search import Reshard
+from ringfeed.tools.measure.epochs_in_turn import Confirmed
+from ringfeed.tools.predict.search import Candidate, Reshard
 
 _HEADER = (
     "options", "predicted", "measured", "gain", "lowest", "highest", "memory", "shards in a batch", "same batches",
@@ -39,6 +40,16 @@ class TriedOptions:
     memory_bytes: int
     shards_in_batch: int
     keeps_order: bool
+
+    @classmethod
+    def of(cls, candidate: Candidate, confirmed: Confirmed) -> TriedOptions:
+        """Options as they were simulated and measured."""
+        return cls(
+            options=candidate.options, predicted_seconds=candidate.seconds,
+            measured_seconds=median(confirmed.seconds), gains=confirmed.gains,
+            memory_bytes=candidate.simulation.memory_bytes, keeps_order=candidate.keeps_order,
+            shards_in_batch=candidate.simulation.streams * candidate.setup.window_shards,
+        )  # fmt: skip
 
     @property
     def gain(self) -> float:
@@ -104,11 +115,8 @@ class Tuning(Shown):
         rows = [
             [
                 ", ".join(f"{name}={value}" for name, value in one.options.items()) or "defaults",
-                human_seconds(one.predicted_seconds),
-                human_seconds(one.measured_seconds),
-                f"{one.gain:.2f}",
-                f"{min(one.gains):.2f}",
-                f"{max(one.gains):.2f}",
+                *map(human_seconds, (one.predicted_seconds, one.measured_seconds)),
+                *(f"{gain:.2f}" for gain in (one.gain, min(one.gains), max(one.gains))),
                 human_bytes(one.memory_bytes),
                 f"{one.shards_in_batch}",
                 "yes" if one.keeps_order else "no",

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import count
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from ringfeed.pipeline import Loader, MemoryCache
@@ -16,14 +17,15 @@ from ringfeed.sharding.errors import ConfigError
 from ringfeed.sharding.url_secrets import public_url
 from ringfeed.tools.measure.dataset_shape import DatasetShape
 from ringfeed.tools.measure.epochs_in_turn import Confirmed, confirm, is_better
-from ringfeed.tools.measure.loader_costs import MeasuredDataset, measure_costs
+from ringfeed.tools.measure.loader_costs import measure_costs
 from ringfeed.tools.measure.training_trials import Workload
 from ringfeed.tools.measure.workloads import configured_workload, function_workload
-from ringfeed.tools.predict.search import Candidate, Space, choose, search, try_shard_sizes
+from ringfeed.tools.predict.search import Space, choose, search, try_shard_sizes
 from ringfeed.tools.predict.setup import Setup
 from ringfeed.tools.report.tuning_result import TriedOptions, Tuning
 
 _MEASURE_SHARE = 0.3  # of the seconds; the rest confirms
+_PARTS = 5  # of measuring: store, loader, cache, transform, step
 _ROUNDS = 3
 _MEMORY_SHARE, _DISK_SHARE = 0.25, 0.8  # shares of the free memory and disk that a cache may take
 Report = Callable[[str, int, int, int], None]
@@ -71,7 +73,8 @@ def tune(
         raise ConfigError("transform is measured with a step; give step, too")
     loader = Loader(url, split=split, batch_size=batch_size, rank=rank, world_size=world_size)
     workload = None if step is None else function_workload(loader, step, transform)
-    return _tune(loader, workload, url, cache, epochs, keep_order, memory, seconds, report)
+    space = Space(epochs=epochs, keeps_order=keep_order, memory_bytes=memory)
+    return _tune(loader, workload, url, space, cache, seconds, report)
 
 
 @former_names(memory_bytes="memory")
@@ -98,66 +101,39 @@ def tune_run(
     """
     workload = configured_workload(config, overrides)
     url = workload.loader.arguments["url"].locate()
-    return _tune(workload.loader, workload, url, cache, epochs, keep_order, memory, seconds, report)
+    space = Space(epochs=epochs, keeps_order=keep_order, memory_bytes=memory)
+    return _tune(workload.loader, workload, url, space, cache, seconds, report)
 
 
 def _tune(
-    loader: Loader,
-    workload: Workload | None,
-    url: str,
-    cache: str | None,
-    epochs: int,
-    keep_order: bool,
-    memory: int | None,
-    seconds: float,
-    report: Report,
+    loader: Loader, workload: Workload | None, url: str, space: Space, cache: str | None, seconds: float, report: Report
 ) -> Tuning:
     if cache is not None and loader.arguments["cache"] is not None:
         raise ConfigError("the run has a cache (data.cache): leave out --cache, or try others with data.cache=none")
-    if not 0 < seconds < math.inf or epochs < 1:
-        raise ConfigError(f"seconds must be positive and epochs at least 1, got {seconds!r} and {epochs!r}")
-    parts = {"done": 0}
-
-    def measuring(part: str) -> None:
-        report("measure", parts["done"], 5, 0)
-        parts["done"] += 1
-
-    measured = measure_costs(loader, seconds * _MEASURE_SHARE, workload=workload, cache_folder=cache, report=measuring)
-    report("measure", 5, 5, 0)
-    base = _base(loader, measured, in_memory=cache == "memory")
-    space = Space(
-        epochs=epochs,
-        cache_bytes=_cache_bytes(cache, measured.shape),
-        keeps_order=keep_order,
-        memory_bytes=memory,
-    )
-    candidates = search(
-        measured.shape, measured.costs, base, space, lambda count: report("simulate", count, max(count, 60), 0)
-    )
+    if not 0 < seconds < math.inf or space.epochs < 1:
+        raise ConfigError(f"seconds must be positive and epochs at least 1, got {seconds!r} and {space.epochs!r}")
+    parts = count()
+    measured = measure_costs(
+        loader, seconds * _MEASURE_SHARE, workload=workload, cache_folder=cache,
+        report=lambda _: report("measure", next(parts), _PARTS, 0),
+    )  # fmt: skip
+    report("measure", _PARTS, _PARTS, 0)
+    shape, costs = measured.shape, measured.costs
+    base = _base(loader, shape, in_memory=cache == "memory")
+    space = replace(space, cache_bytes=_cache_bytes(cache, shape))
+    candidates = search(shape, costs, base, space, lambda done: report("simulate", done, max(done, 60), 0))
     report("simulate", len(candidates), len(candidates), 0)
-    chosen = choose(candidates)
+    tried = [candidates[0], *choose(candidates)]
     confirmed = confirm(
-        loader,
-        workload,
-        [_options(one) for one in chosen],
-        seconds=seconds * (1 - _MEASURE_SHARE),
-        rounds=_ROUNDS,
-        epochs=epochs,
-        cache=cache,
-        report=lambda done, total: report("confirm", done, total, 0),
-    )
-    everyone = [candidates[0], *chosen]
+        loader, workload, [one.options for one in tried[1:]], seconds=seconds * (1 - _MEASURE_SHARE), rounds=_ROUNDS,
+        epochs=space.epochs, cache=cache, report=lambda done, total: report("confirm", done, total, 0),
+    )  # fmt: skip
     best = _best(confirmed)
     return Tuning(
-        url=public_url(url),
-        batch_size=loader.arguments["batch_size"],
-        epochs=epochs,
-        tried=tuple(_tried(one, result) for one, result in zip(everyone, confirmed, strict=True)),
-        chosen=best,
-        simulated=len(candidates),
-        reshard=try_shard_sizes(measured.shape, measured.costs, everyone[best], base, epochs),
-        cache=cache,
-    )
+        url=public_url(url), batch_size=loader.arguments["batch_size"], epochs=space.epochs,
+        tried=tuple(TriedOptions.of(one, result) for one, result in zip(tried, confirmed, strict=True)), chosen=best,
+        simulated=len(candidates), reshard=try_shard_sizes(shape, costs, tried[best], base, space.epochs), cache=cache,
+    )  # fmt: skip
 
 
 def _best(confirmed: Sequence[Confirmed]) -> int:
@@ -166,21 +142,17 @@ def _best(confirmed: Sequence[Confirmed]) -> int:
     return max(better, key=lambda place: confirmed[place].gain, default=0)
 
 
-def _base(loader: Loader, measured: MeasuredDataset, *, in_memory: bool) -> Setup:
+def _base(loader: Loader, shape: DatasetShape, *, in_memory: bool) -> Setup:
     """The loader's options as a setup; ranks are those of one host. A cache that it has counts as filled.
 
     `in_memory` says whether the cache to search for is in memory; the loader's own says so itself.
     """
     options = loader.arguments
+    same = ("batch_size", "streams", "window_shards", "fetch_threads", "prefetch_bytes", "seed")
     return Setup(
-        batch_size=options["batch_size"],
+        **{name: options[name] for name in same},
         ranks=options["world_size"],
-        streams=options["streams"],
-        window_shards=options["window_shards"],
-        fetch_threads=options["fetch_threads"],
-        prefetch_bytes=options["prefetch_bytes"],
-        seed=options["seed"],
-        cache_bytes=None if options["cache"] is None else 2 * measured.shape.bytes,
+        cache_bytes=None if options["cache"] is None else 2 * shape.bytes,
         cache_in_memory=in_memory or isinstance(options["cache"], MemoryCache),
         is_warm=options["cache"] is not None,
     )
@@ -198,21 +170,3 @@ def _cache_bytes(cache: str | None, shape: DatasetShape) -> int | None:
         room = shutil.disk_usage(existing).free * _DISK_SHARE
     needed = int(1.05 * shape.bytes) + (4096 << 1) * len(shape.records)  # files take whole blocks
     return needed if needed <= room else None
-
-
-def _options(candidate: Candidate) -> dict[str, Any]:
-    """The arguments of `Loader` that differ, and the limit of a cache."""
-    return {name: getattr(candidate.setup, name) for name in candidate.changed}
-
-
-def _tried(candidate: Candidate, result: Confirmed) -> TriedOptions:
-    options: Mapping[str, Any] = _options(candidate)
-    return TriedOptions(
-        options=options,
-        predicted_seconds=candidate.seconds,
-        measured_seconds=median(result.seconds),
-        gains=result.gains,
-        memory_bytes=candidate.simulation.memory_bytes,
-        shards_in_batch=candidate.simulation.streams * candidate.setup.window_shards,
-        keeps_order=candidate.keeps_order,
-    )
