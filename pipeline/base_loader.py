@@ -23,14 +23,11 @@ from .decode.columns import Columns
 from .decode.tfrecord_frames import join_frames
 from .deliver.chunk_sizes import ChunkSizes
 from .deliver.to_numpy import NumpyBatch, iterate_numpy
-from .loader_options import LoaderOptions
+from .loader_options import LoaderOptions, MixtureOptions
 from .metrics.stage_counters import Counters
-from .mixture_options import MixtureOptions
 from .order.epoch_order import ORDER_VERSION, PASSES_VERSION, Geometry
-from .order.sample_keys import sample_keys
-from .pickling import remake
-from .resume_state import check_state
-from .select.sample_columns import ORIGIN, SAMPLE_KEY, WEIGHT, Origin, mask_name
+from .resume_state import check_state, remake
+from .select.sample_columns import ORIGIN, SAMPLE_KEY, WEIGHT, Origin, mask_name, sample_keys
 from .transforms.apply import Transform, apply_transform
 
 if TYPE_CHECKING:

@@ -27,10 +27,9 @@ from .base_loader import BaseLoader
 from .decode.columns import Column, Columns, concat_columns, take_columns
 from .decode.interleave import interleave
 from .deliver.chunk_sizes import ChunkSizes, chunk_ranges
-from .loader_options import as_arguments, flat_arguments
+from .loader_options import ALL_DATASETS, MixtureOptions, as_arguments, flat_arguments
 from .metrics.stage_counters import StageStats
 from .mixture_loaders import common_fill, common_schema, name_dataset_in_errors, open_loaders
-from .mixture_options import ALL_DATASETS, MixtureOptions
 from .mixture_streams import DatasetReader
 from .order.class_balance import ClassNumbers, ClassSchedule
 from .order.class_shares import DATASET_TERMS, parse_balance, settled_epoch, target_weights

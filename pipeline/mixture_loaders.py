@@ -15,7 +15,7 @@ from ringfeed.sharding.errors import ConfigError, DatasetError
 from ringfeed.sharding.schema import Schema
 
 from .loader import Loader
-from .mixture_options import MixtureOptions
+from .loader_options import MixtureOptions
 from .order.epoch_order import default_streams
 from .select.sample_columns import SOURCE_ID
 

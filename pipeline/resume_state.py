@@ -1,17 +1,22 @@
-"""Checks that a loader's state, which came from JSON, leads to the same batches in another loader."""
+"""Checks that another loader gives the same batches: one that resumes from a state, or that was pickled.
+
+Tested in tests/pipeline/test_resume_state.py and tests/pipeline/test_pickling.py.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
 
 from ringfeed.sharding.common.validation import mapping, texts
-from ringfeed.sharding.errors import ConfigError
+from ringfeed.sharding.errors import ConfigError, DatasetError
+
+T = TypeVar("T")
 
 
 def shares_digest(*weights: npt.NDArray[np.float64] | None) -> str | None:
@@ -54,3 +59,24 @@ def check_state(state: Mapping[str, Any], expected: Mapping[str, Any], what: str
                 f"the state is of {what}{name}={json.dumps(kept)}, this loader has {json.dumps(own)}: "
                 "its batches would differ"
             )
+
+
+def remake(kind: type[T], arguments: Mapping[str, Any], identity: object) -> T:
+    """Make a loader or mixture again in another process, with threads, caches and clients of its own.
+
+    Args:
+        kind: `Loader`, `Mixture` or a subclass that takes the same arguments.
+        arguments: keyword arguments of the pickled one.
+        identity: its attribute `identity`.
+
+    Raises:
+        RingfeedError: it cannot be made here.
+        DatasetError: its batches would differ.
+    """
+    made = kind(**arguments)
+    if made.identity != identity:  # type: ignore[attr-defined]
+        raise DatasetError(
+            f"the {kind.__name__.lower()} cannot be made again as it was pickled: its dataset was rewritten since, and "
+            "its batches would differ; make and pickle it anew"
+        )
+    return made

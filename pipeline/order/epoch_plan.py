@@ -14,9 +14,8 @@ import numpy as np
 from ringfeed.sharding.dataset.manifest import ShardInfo
 
 from .class_balance import ClassSchedule
-from .donor_shards import choose_donors
 from .epoch_order import EpochOrder
-from .missing_classes import MissingClass, SplitContents, find_missing_classes
+from .missing_classes import MissingClass, SplitContents, choose_donors, find_missing_classes
 from .plan_table import MixRow, PlanTable, mix_rows, share_bars
 from .remainder import RecordRange, dropped_ranges, wrapped_ranges
 

@@ -11,8 +11,8 @@ import numpy.typing as npt
 from ringfeed.pipeline.decode.columns import Columns, concat_columns, take_columns
 from ringfeed.pipeline.decode.shard_opener import OpenShard
 from ringfeed.pipeline.order.class_balance import ClassSchedule
-from ringfeed.pipeline.order.donor_shards import first_shards_with
 from ringfeed.pipeline.order.epoch_order import EpochOrder
+from ringfeed.pipeline.order.missing_classes import first_shards_with
 from ringfeed.pipeline.order.windows import Window
 from ringfeed.pipeline.select.sample_columns import CLASS_ID
 from ringfeed.sharding.compute.grouping import group, stable_order

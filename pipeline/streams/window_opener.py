@@ -16,8 +16,8 @@ from ringfeed.pipeline.decode.shard_opener import OpenShard
 from ringfeed.pipeline.fetch.quarantine import replacement_rows
 from ringfeed.pipeline.fetch.threads import run_after
 from ringfeed.pipeline.order.class_balance import ClassSchedule, RecordSampler
-from ringfeed.pipeline.order.donor_shards import choose_donors
 from ringfeed.pipeline.order.epoch_order import EpochOrder
+from ringfeed.pipeline.order.missing_classes import choose_donors
 from ringfeed.pipeline.order.windows import Segment, Window
 from ringfeed.pipeline.select.sample_columns import CLASS_ID
 

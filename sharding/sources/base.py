@@ -1,9 +1,9 @@
 """The `Source` protocol: how a build reads a dataset to be sharded, with the optional protocols that refine it.
 
-To add a source, write a frozen dataclass with the members of `Source` (`images/path_list.py` is the shortest), and add
-it to `detect.py`. Its class method `open(url, label)` opens it, and may take more parameters of `open_source`; its
-`suffixes` are the endings of its files' names. The optional protocols below are found by `isinstance`; a source has
-those that it can serve better than the default.
+To add a source, write a frozen dataclass with the members of `Source` (`LineSource` in `images/image_list.py` is the
+shortest), and add it to `detect.py`. Its class method `open(url, label)` opens it, and may take more parameters of
+`open_source`; its `suffixes` are the endings of its files' names. The optional protocols below are found by
+`isinstance`; a source has those that it can serve better than the default.
 Tested in tests/sharding/prepare/screening/test_bad_records.py and tests/sharding/sources/images/test_image_list.py.
 """
 
@@ -72,6 +72,24 @@ def fail_on_bad(record: BadRecord) -> None:
 
 def ignore_bad(record: BadRecord) -> None:
     """Skips a bad record silently: the policy of a pass over records that another pass reports."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadSizes:
+    """Sizes that a source is read in; None: what suits its kind.
+
+    Attributes:
+        block_bytes: bytes of a text or TFRecord file that are read and parsed at a time.
+        part_bytes: bytes of a part, at least; of an array, at most.
+        part_rows: rows of a part of a table, at least.
+    """
+
+    block_bytes: int | None = None
+    part_bytes: int | None = None
+    part_rows: int | None = None
+
+
+OWN_SIZES = ReadSizes()
 
 
 class Source(Protocol):

@@ -17,13 +17,12 @@ from .arrays.hdf5 import Hdf5Source
 from .arrays.idx import IdxSource
 from .arrays.npy import NpySource
 from .arrays.url_selection import split_selection
-from .base import NO_FEATURES, Reject, Source, fail_on_bad
+from .base import NO_FEATURES, OWN_SIZES, ReadSizes, Reject, Source, fail_on_bad
 from .files.find import list_files, plain_name
 from .files.http_listing import is_web
 from .files.snapshot import SourceFile
 from .images.class_folders import ImageFolderSource
 from .images.image_list import ImageListSource
-from .read_sizes import OWN_SIZES, ReadSizes
 from .records.python_function import IterableSource
 from .records.tfrecord import TFRecordSource
 from .records.webdataset import WebDatasetSource, expand_braces

@@ -1,6 +1,6 @@
 """Arguments of the wrong type are refused when they are given, in one line.
 
-Covers `loader_options` and `mixture_options`.
+Covers `LoaderOptions` and `MixtureOptions`.
 """
 
 from __future__ import annotations

@@ -11,9 +11,8 @@ from ringfeed.sharding.dataset.tfds_files import is_tfds_file, tfds_obstacle
 from ringfeed.sharding.messages import counted, one_line
 from ringfeed.tools.console import align, human_bytes
 
-from .balance_report import balance_json, balance_of_dataset, balance_text
+from .balance_report import balance_json, balance_of_dataset, balance_text, shares_json, shares_text
 from .repair_report import lost_json, lost_lines
-from .split_shares import shares_json, shares_text
 
 FEATURE_HEADER = ("feature", "dtype", "shape", "role")
 

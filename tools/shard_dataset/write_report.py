@@ -15,9 +15,16 @@ from ringfeed.sharding.messages import counted, listed, one_line
 from ringfeed.sharding.url_secrets import public_url
 from ringfeed.tools.console import align, human_bytes, human_seconds
 
-from .balance_report import SplitBalance, balance_json, balance_of_dataset, balance_of_plan, balance_text
+from .balance_report import (
+    SplitBalance,
+    balance_json,
+    balance_of_dataset,
+    balance_of_plan,
+    balance_text,
+    shares_json,
+    shares_text,
+)
 from .inspection import FEATURE_HEADER, feature_cells, float64_as_bytes, skipped_json
-from .split_shares import shares_json, shares_text
 
 
 def plan_json(options: BuildOptions, plan: BuildPlan) -> dict[str, Any]:

@@ -19,10 +19,18 @@ import pyarrow as pa
 from ringfeed.sharding.compute.batches import BATCH_BYTES
 from ringfeed.sharding.messages import brief
 from ringfeed.sharding.schema import Feature, Schema
-from ringfeed.sharding.sources.base import SKIP_REMEDY, BadRecord, Part, RecordSource, Reject, fail_on_bad
+from ringfeed.sharding.sources.base import (
+    OWN_SIZES,
+    SKIP_REMEDY,
+    BadRecord,
+    Part,
+    ReadSizes,
+    RecordSource,
+    Reject,
+    fail_on_bad,
+)
 from ringfeed.sharding.sources.files.find import fingerprint_files, require_files
 from ringfeed.sharding.sources.files.inflation import check_held
-from ringfeed.sharding.sources.read_sizes import OWN_SIZES, ReadSizes
 
 from .array_columns import Leaf, batch_rows, differing_columns, part_bounds, select_arrays, to_arrow
 from .hdf5_files import are_nested, feature_of, find_leaves, load_h5py, open_hdf5

@@ -25,12 +25,11 @@ import pyarrow as pa
 
 from ringfeed.sharding.errors import SourceError
 from ringfeed.sharding.schema import Feature, Schema
-from ringfeed.sharding.sources.base import Part, RecordSource, Reject, fail_on_bad
+from ringfeed.sharding.sources.base import OWN_SIZES, Part, ReadSizes, RecordSource, Reject, fail_on_bad
 from ringfeed.sharding.sources.files.find import fingerprint_files, plain_name, require_files, root_of, split_chain
 from ringfeed.sharding.sources.files.http_listing import decode_name
 from ringfeed.sharding.sources.files.open import open_file, source_error
 from ringfeed.sharding.sources.files.snapshot import SourceFile
-from ringfeed.sharding.sources.read_sizes import OWN_SIZES, ReadSizes
 from ringfeed.sharding.storage.storage import Storage
 
 from .array_columns import (

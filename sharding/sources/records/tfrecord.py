@@ -17,11 +17,20 @@ from ringfeed.sharding.errors import SourceError
 from ringfeed.sharding.formats.example_columns import ParsedExamples, parse_examples
 from ringfeed.sharding.formats.tfrecord import HEADER_BYTES, FrameBlock, FrameDamage, iterate_frames, starts_with_header
 from ringfeed.sharding.schema import Feature, Schema
-from ringfeed.sharding.sources.base import NO_FEATURES, BadRecord, Part, RecordSource, Reject, fail_on_bad, ignore_bad
+from ringfeed.sharding.sources.base import (
+    NO_FEATURES,
+    OWN_SIZES,
+    BadRecord,
+    Part,
+    ReadSizes,
+    RecordSource,
+    Reject,
+    fail_on_bad,
+    ignore_bad,
+)
 from ringfeed.sharding.sources.files.find import fingerprint_files, has_pattern, list_files, plain_name
 from ringfeed.sharding.sources.files.open import open_file, size_if_seekable
 from ringfeed.sharding.sources.files.snapshot import SourceFile
-from ringfeed.sharding.sources.read_sizes import OWN_SIZES, ReadSizes
 
 from .example_features import FeatureTypes, column_of
 

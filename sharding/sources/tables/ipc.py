@@ -13,10 +13,9 @@ from ringfeed.sharding.compute.batches import slice_batch
 from ringfeed.sharding.errors import RingfeedError, SourceError
 from ringfeed.sharding.formats.ipc_claims import BatchClaims, Block, block_places, claimed_bytes
 from ringfeed.sharding.messages import brief
-from ringfeed.sharding.sources.base import Part
+from ringfeed.sharding.sources.base import Part, ReadSizes
 from ringfeed.sharding.sources.files.inflation import check_held
 from ringfeed.sharding.sources.files.snapshot import SourceFile
-from ringfeed.sharding.sources.read_sizes import ReadSizes
 from ringfeed.sharding.storage.storage import Storage
 
 from .categories import mark_categories

@@ -13,10 +13,9 @@ from pyarrow import orc
 from ringfeed.sharding.errors import SourceError
 from ringfeed.sharding.formats.protobuf_wire import read_fields
 from ringfeed.sharding.messages import brief
-from ringfeed.sharding.sources.base import Part
+from ringfeed.sharding.sources.base import Part, ReadSizes
 from ringfeed.sharding.sources.files.inflation import bounded_memory, check_held
 from ringfeed.sharding.sources.files.snapshot import SourceFile
-from ringfeed.sharding.sources.read_sizes import ReadSizes
 
 from .table_files import TableSource, check_batch, group_blocks, open_table
 from .table_schemas import plain_schema

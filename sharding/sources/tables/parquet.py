@@ -13,10 +13,9 @@ import pyarrow.parquet as pq
 from ringfeed.sharding.compute.batches import BATCH_BYTES, BATCH_ROWS
 from ringfeed.sharding.errors import SourceError
 from ringfeed.sharding.formats.parquet import batch_rows_within
-from ringfeed.sharding.sources.base import Part
+from ringfeed.sharding.sources.base import Part, ReadSizes
 from ringfeed.sharding.sources.files.inflation import bounded_memory
 from ringfeed.sharding.sources.files.snapshot import SourceFile
-from ringfeed.sharding.sources.read_sizes import ReadSizes
 from ringfeed.sharding.storage.storage import Storage
 
 from .categories import mark_categories

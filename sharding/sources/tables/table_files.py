@@ -18,9 +18,11 @@ from ringfeed.sharding.messages import brief
 from ringfeed.sharding.schema import Feature, Schema
 from ringfeed.sharding.sources.base import (
     NO_FEATURES,
+    OWN_SIZES,
     SKIP_REMEDY,
     BadRecord,
     Part,
+    ReadSizes,
     RecordSource,
     Reject,
     fail_on_bad,
@@ -32,16 +34,13 @@ from ringfeed.sharding.sources.files.http_listing import lacks_ranges
 from ringfeed.sharding.sources.files.inflation import impossible_claim
 from ringfeed.sharding.sources.files.open import open_file, source_error
 from ringfeed.sharding.sources.files.snapshot import SourceFile
-from ringfeed.sharding.sources.read_sizes import OWN_SIZES, ReadSizes
 from ringfeed.sharding.storage.storage import Storage
 
 from .categories import agreed_categories
-from .class_names import class_names
-from .decimals import decimal_features
 from .held_ranges import HeldRanges
 from .schema_union import unite_schemas
 from .structs import Path, UnreadableColumnError, flatten_structs, path_to_read
-from .table_schemas import check_features, feature_of
+from .table_schemas import check_features, class_names, decimal_features, feature_of
 
 _PART_ROWS, _PART_BYTES = 1 << 18, 64 << 20
 Self = TypeVar("Self", bound="TableSource")

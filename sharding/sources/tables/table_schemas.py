@@ -1,22 +1,28 @@
 """Arrow schemas of table files: flattened, and checked for features that hold their columns.
 
-Tested in tests/sharding/sources/tables/test_table_files.py.
+Decimals have default features, which hold every value of theirs. Hugging Face's metadata give names to the numbers of a
+column of classes.
+Tested in tests/sharding/sources/tables/test_table_files.py and tests/sharding/prepare/test_class_label.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 
 import pyarrow as pa
 
-from ringfeed.sharding.compute.arrow_casts import can_cast
+from ringfeed.sharding.compute.arrow_casts import can_cast, is_list
 from ringfeed.sharding.errors import SourceError
 from ringfeed.sharding.schema import Feature, categories_of, with_categories
 
-from .class_names import mark_class_names
 from .structs import Path, fields_of, mark_images
 
 _NAMES_SHOWN = 8
+_KEY = b"class_names"  # of the metadata of a field
+_INTEGER_DIGITS = 18  # every number of so many digits fits int64
+_FLOAT_DIGITS = 15  # that a float64 gives back as they were
 
 
 def flatten_schema(
@@ -68,3 +74,95 @@ def plain_schema(schema: pa.Schema) -> pa.Schema:
     list(schema.names)  # decodes them
     marked = mark_class_names(mark_images(schema), schema.metadata)
     return pa.schema([with_categories(field, categories_of(old)) for field, old in zip(marked, schema, strict=True)])
+
+
+def mark_class_names(schema: pa.Schema, metadata: dict[bytes, bytes] | None) -> pa.Schema:
+    """Return the schema with the names of each `ClassLabel` in the metadata of its field.
+
+    Args:
+        metadata: the file's own metadata, which may hold the key ``huggingface``.
+    """
+    names: dict[str, list[str]] = {}
+    with suppress(ValueError, KeyError, AttributeError, TypeError):  # the key may be another program's
+        features = json.loads((metadata or {})[b"huggingface"])["info"]["features"]
+        names = {name: list(feature["names"]) for name, feature in features.items() if _is_class_label(feature)}
+    return pa.schema([_marked(field, names.get(field.name)) for field in schema])
+
+
+def class_names(schemas: Sequence[tuple[str, pa.Schema]], label: str | None) -> tuple[str, ...]:
+    """Return the names of a label's classes by number, or none if the label has none.
+
+    Args:
+        schemas: schemas that `mark_class_names` returned, with the URLs of their files.
+        label: name of the label.
+
+    Raises:
+        SourceError: files name the same numbers differently.
+    """
+    names: dict[bytes, str] = {}
+    for url, schema in schemas:
+        i = -1 if label is None else schema.get_field_index(label)
+        if i >= 0:
+            names.setdefault((schema.field(i).metadata or {}).get(_KEY, b"[]"), url)
+    if len(names) > 1:
+        first, second, *_ = names.items()
+        raise SourceError(
+            f"{second[1]} names the classes of {label!r} {_shown(second[0])}, and {first[1]} {_shown(first[0])}, in "
+            f"Hugging Face's metadata, so their numbers may differ; keep the numbers with --cast {label}=int64"
+        )
+    return tuple(json.loads(next(iter(names), b"[]")))
+
+
+def _is_class_label(feature: object) -> bool:
+    return isinstance(feature, dict) and feature.get("_type") == "ClassLabel" and bool(feature.get("names"))
+
+
+def _marked(field: pa.Field, names: list[str] | None) -> pa.Field:
+    if names is None or not pa.types.is_integer(field.type):
+        return field
+    return field.with_metadata({**(field.metadata or {}), _KEY: json.dumps(names).encode()})
+
+
+def _shown(names: bytes) -> str:
+    some = json.loads(names)
+    return f"{some[:3]}{' and so on' * (len(some) > 3)}" if some else "not at all"
+
+
+def decimal_features(schemas: Iterable[pa.Schema]) -> Mapping[str, Feature]:
+    """The features of columns of decimals, and of lists of them, by name; fields of structs by their dotted names.
+
+    Whole numbers of up to 18 digits are int64, others of up to 15 digits float64, and longer ones text.
+
+    >>> schema = pa.schema({"price": pa.decimal128(10, 2), "rate": pa.decimal128(38, 18)})
+    >>> [feature.dtype for feature in decimal_features([schema]).values()]
+    ['float64', 'string']
+    """
+    digits: dict[str, tuple[int, int, tuple[int | None, ...]]] = {}
+    for schema in schemas:
+        for name, kind, shape in _decimals("", schema):
+            whole, places, _ = digits.get(name, (0, 0, shape))
+            digits[name] = max(whole, kind.precision - kind.scale), max(places, kind.scale), shape
+    return {
+        name: Feature(name=name, dtype=_dtype(whole, places), shape=shape)
+        for name, (whole, places, shape) in digits.items()
+    }
+
+
+def _decimals(before: str, fields: Iterable[pa.Field]) -> Iterator[tuple[str, pa.DataType, tuple[int | None, ...]]]:
+    for field in fields:
+        kind: pa.DataType = field.type
+        shape: tuple[int | None, ...] = ()
+        if is_list(kind):
+            shape, kind = (kind.list_size if pa.types.is_fixed_size_list(kind) else None,), kind.value_type
+        if pa.types.is_dictionary(kind):
+            kind = kind.value_type
+        if pa.types.is_decimal(kind):
+            yield before + field.name, kind, shape
+        elif pa.types.is_struct(kind) and not shape:
+            yield from _decimals(f"{before}{field.name}.", kind)
+
+
+def _dtype(whole: int, places: int) -> str:
+    if places <= 0 and whole <= _INTEGER_DIGITS:
+        return "int64"
+    return "float64" if whole + max(places, 0) <= _FLOAT_DIGITS else "string"

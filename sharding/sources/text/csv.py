@@ -21,8 +21,7 @@ from ringfeed.sharding.sources.files.snapshot import SourceFile
 from .blocks import Block, Cut, Reader, read_marked
 from .csv_dialect import CsvDialect
 from .csv_header import check_header, read_header
-from .csv_parse import MISSING, Header, Rows, parse_block, record_lines, with_points
-from .csv_records import cut_records
+from .csv_parse import MISSING, Header, Rows, cut_records, parse_block, record_lines, with_points
 from .csv_types import infer_types
 from .declared_types import cast_text, check_names, declared_arrow_type
 from .text_source import InferenceOptions, TextSource, with_compression

@@ -20,8 +20,7 @@ from ringfeed.sharding.sources.base import fail_on_bad
 from .blocks import Block, Span, count_lines, read_blocks
 from .csv_dialect import CsvDialect
 from .csv_faults import check_dialect, counts_columns, holds_only_numbers
-from .csv_parse import MISSING, Header, check_quotes, parse_block
-from .csv_records import Records, cut_records, find_records
+from .csv_parse import MISSING, Header, Records, check_quotes, cut_records, find_records, parse_block
 
 _MOST_COLUMNS = 1 << 15  # each takes about 25 KB of memory while a block is parsed
 _SHOWN = 5  # fields of a line, in a message

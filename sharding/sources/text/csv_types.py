@@ -26,8 +26,7 @@ from ringfeed.sharding.sources.base import BadRecord, Part, ignore_bad
 from ringfeed.sharding.sources.files.snapshot import SourceFile
 
 from .blocks import Block, Mark, Span, cut_parts, read_blocks
-from .csv_parse import MISSING, Header, Rows, parse_block, with_points
-from .csv_records import cut_records
+from .csv_parse import MISSING, Header, Rows, cut_records, parse_block, with_points
 from .declared_types import beyond_integers, cast_text, exceeds_more
 from .doubtful_text import (
     count_missing,

@@ -15,11 +15,20 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ringfeed.sharding.schema import Feature
-from ringfeed.sharding.sources.base import NO_FEATURES, BadRecord, Part, RecordSource, Reject, fail_on_bad, ignore_bad
+from ringfeed.sharding.sources.base import (
+    NO_FEATURES,
+    OWN_SIZES,
+    BadRecord,
+    Part,
+    ReadSizes,
+    RecordSource,
+    Reject,
+    fail_on_bad,
+    ignore_bad,
+)
 from ringfeed.sharding.sources.files.find import require_files
 from ringfeed.sharding.sources.files.record_places import line_places
 from ringfeed.sharding.sources.files.snapshot import SourceFile
-from ringfeed.sharding.sources.read_sizes import OWN_SIZES, ReadSizes
 
 from .blocks import Block, Cut, Reader, read_blocks, read_marked, span_of
 from .csv_dialect import CsvDialect

@@ -13,8 +13,8 @@ import pytest
 
 from ringfeed.pipeline import Loader
 from ringfeed.pipeline.decode.columns import Column, Columns, take_columns, view_bytes
-from ringfeed.pipeline.order.donor_shards import choose_donors, first_shards_with
 from ringfeed.pipeline.order.epoch_order import EpochOrder, Geometry
+from ringfeed.pipeline.order.missing_classes import choose_donors, first_shards_with
 from ringfeed.pipeline.select.sample_columns import CLASS_ID
 from ringfeed.pipeline.streams.borrowed_records import BorrowedRecords
 from ringfeed.pipeline.streams.shard_fetcher import ShardFetcher

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringfeed.pipeline import CutMix, Loader, Mixup
-from ringfeed.pipeline.order.sample_keys import sample_keys
+from ringfeed.pipeline.select.sample_columns import sample_keys
 from ringfeed.pipeline.transforms.mixup_ops import box_mask
 from ringfeed.sharding import ConfigError
 

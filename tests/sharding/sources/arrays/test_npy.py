@@ -21,7 +21,7 @@ from ringfeed.sharding.prepare.steps import Drop, Rename, Select, Step
 from ringfeed.sharding.sources import Source, open_source
 from ringfeed.sharding.sources.arrays import array_columns as arrays
 from ringfeed.sharding.sources.arrays.npy import NpySource
-from ringfeed.sharding.sources.read_sizes import ReadSizes
+from ringfeed.sharding.sources.base import ReadSizes
 from tests.helpers.builds import built
 from tests.helpers.contents import labels
 from tests.servers.store import Store

@@ -31,10 +31,10 @@ from PIL import Image
 from ringfeed.sharding import BuildOptions, SourceError, StorageError, build, open_dataset
 from ringfeed.sharding.prepare import PrepareOptions
 from ringfeed.sharding.sources import open_source
+from ringfeed.sharding.sources.base import ReadSizes
 from ringfeed.sharding.sources.files.find import check_unchanged, list_files
 from ringfeed.sharding.sources.files.open import stat_files
 from ringfeed.sharding.sources.files.snapshot import record_listings
-from ringfeed.sharding.sources.read_sizes import ReadSizes
 from ringfeed.sharding.storage import storage
 from ringfeed.sharding.storage.retry import RetryPolicy
 from tests.servers.web import Behaviour, served

@@ -1,4 +1,4 @@
-"""Lists of images (`image_list.py`, `path_list.py`, `record_places.py`)."""
+"""Lists of images (`image_list.py`, `record_places.py`)."""
 
 import os
 import pickle
@@ -18,7 +18,7 @@ from ringfeed.sharding.prepare import Filter, PrepareOptions
 from ringfeed.sharding.sources import open_source, select_part
 from ringfeed.sharding.sources.base import BadRecord, CheckableSource
 from ringfeed.sharding.sources.images import image_files
-from ringfeed.sharding.sources.images import path_list as lines
+from ringfeed.sharding.sources.images import image_list as lines
 from ringfeed.sharding.sources.images.image_list import ImageListSource
 from tests.helpers.builds import built
 from tests.helpers.contents import completed

@@ -18,8 +18,7 @@ from ringfeed.pipeline import Loader
 from ringfeed.sharding import Feature, SourceError, open_dataset
 from ringfeed.sharding.formats import tfrecord as frames
 from ringfeed.sharding.sources import Source, open_source
-from ringfeed.sharding.sources.base import BadRecord
-from ringfeed.sharding.sources.read_sizes import OWN_SIZES, ReadSizes
+from ringfeed.sharding.sources.base import OWN_SIZES, BadRecord, ReadSizes
 from ringfeed.sharding.sources.records.tfrecord import TFRecordSource
 from tests.helpers.builds import built
 from tests.helpers.contents import kinds, labels, records

@@ -9,7 +9,7 @@ from ringfeed.sharding import SourceError
 from ringfeed.sharding.prepare import PrepareOptions, Select
 from ringfeed.sharding.prepare.open import open_prepared
 from ringfeed.sharding.sources import open_source
-from ringfeed.sharding.sources.read_sizes import ReadSizes
+from ringfeed.sharding.sources.base import ReadSizes
 from tests.helpers.contents import completed, labels
 from tests.helpers.ipc_files import write_ipc_file, write_ipc_stream
 

@@ -11,7 +11,7 @@ from pyarrow import orc
 from ringfeed.sharding import SourceError, read_records
 from ringfeed.sharding.prepare import Drop, Filter, PrepareOptions, open_prepared
 from ringfeed.sharding.sources import open_source
-from ringfeed.sharding.sources.read_sizes import ReadSizes
+from ringfeed.sharding.sources.base import ReadSizes
 from tests.helpers.builds import built
 from tests.helpers.contents import completed, labels
 

@@ -17,7 +17,7 @@ from ringfeed.sharding.compute.batches import BATCH_BYTES
 from ringfeed.sharding.formats.parquet import batch_rows_within
 from ringfeed.sharding.schema import Feature
 from ringfeed.sharding.sources import open_source
-from ringfeed.sharding.sources.read_sizes import ReadSizes
+from ringfeed.sharding.sources.base import ReadSizes
 from tests.helpers.contents import completed
 
 

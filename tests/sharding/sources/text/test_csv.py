@@ -21,8 +21,7 @@ from hypothesis import strategies as st
 from ringfeed.sharding import ConfigError, SourceError
 from ringfeed.sharding.schema import Feature
 from ringfeed.sharding.sources import Source, open_source
-from ringfeed.sharding.sources.base import BadRecord
-from ringfeed.sharding.sources.read_sizes import ReadSizes
+from ringfeed.sharding.sources.base import BadRecord, ReadSizes
 from tests.helpers.contents import labels, records
 from tests.servers.store import Store
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from ringfeed.sharding import ConfigError, Feature, RingfeedError, SourceError, open_dataset, read_records
 from ringfeed.sharding.prepare import CsvDialect, PrepareOptions, restore_options
 from ringfeed.sharding.sources import open_source
-from ringfeed.sharding.sources.read_sizes import ReadSizes
+from ringfeed.sharding.sources.base import ReadSizes
 from ringfeed.tools.shard_dataset.program import main
 from tests.helpers.contents import records
 

@@ -24,8 +24,7 @@ from ringfeed.sharding.prepare.open import open_prepared
 from ringfeed.sharding.prepare.steps import Drop, Select
 from ringfeed.sharding.schema import Feature
 from ringfeed.sharding.sources import Source, open_source
-from ringfeed.sharding.sources.base import BadRecord
-from ringfeed.sharding.sources.read_sizes import ReadSizes
+from ringfeed.sharding.sources.base import BadRecord, ReadSizes
 from ringfeed.sharding.sources.text import blocks as text
 from ringfeed.sharding.sources.text import json_types
 from tests.helpers.builds import built

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from ringfeed.pipeline import Loader
-from ringfeed.pipeline.order.sample_keys import sample_keys
-from ringfeed.pipeline.select.sample_columns import SAMPLE_KEY
+from ringfeed.pipeline.select.sample_columns import SAMPLE_KEY, sample_keys
 
 Make = Callable[..., str]
 GOLDEN = [[-1340096343422961710, 1835301799202265487], [2824776976995628427, -7096516708743518718]]
