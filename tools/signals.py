@@ -7,6 +7,7 @@ signal while the others are imported also prints one line.
 
 from __future__ import annotations
 
+import json
 import os
 import select
 import signal
@@ -109,11 +110,13 @@ class SignalWatch:
     Attributes:
         is_silent: whether to print nothing, because another rank does.
         is_terminating: whether SIGTERM has come and was deferred.
+        advice: what the user can do after a signal, printed with it.
     """
 
     def __init__(self, program: str, *, events: bool) -> None:
         self._program, self._events = program, events
         self.is_silent = self.is_terminating = False
+        self.advice = ""
         self._deferral: float | None = None
         self._stderr = os.dup(2)  # while TensorFlow is imported, that of the process is held back
         self._received: int | None = None
@@ -197,8 +200,9 @@ class SignalWatch:
     def _end(self, number: int) -> NoReturn:
         self._last.acquire()  # never released: the other thread may be here, too
         status = _STATUSES[signal.Signals(number)]
-        event = f'{{"event": "interrupted", "message": "", "status": {status}}}'
-        line = event if self._events else f"{self._program}: interrupted"
+        event = json.dumps({"event": "interrupted", "message": self.advice, "status": status})
+        text = "; ".join(filter(None, [f"{self._program}: interrupted", self.advice]))
+        line = event if self._events else text
         if not self.is_silent:
             with suppress(OSError):  # the terminal is closed
                 os.write(self._stderr, _SHOW_CURSOR * os.isatty(self._stderr) + f"{line}\n".encode())

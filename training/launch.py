@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import argparse
 import functools
-import json
 import os
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 
 from ringfeed.sharding.errors import ConfigError
-from ringfeed.sharding.messages import printable
 from ringfeed.sharding.storage.temporary_folder import remove_killed_folders
 
 from .config.backend import HOROVOD, MULTI_WORKER, PARAMETER_SERVER
@@ -33,6 +30,8 @@ from .launching.supervisor import Supervisor
 from .ring.horovod import ranks_on
 from .ring.tf_config import local_workers
 from .ring.world import host_groups, refuse_settings
+from .run.leaving import print_ending
+from .run.stopping import INTERRUPTED, TERMINATED
 from .train import add_arguments as add_train_arguments
 from .train import run as run_train
 
@@ -110,13 +109,18 @@ def run(args: argparse.Namespace) -> int:
         ending = _launched(args, config, signals)
     remove_killed_folders()  # ranks that were killed, because another one failed, have left some
     if ending.line:
-        remedy = f"; {config.checkpoint.remedy}" if ending.was_killed and config is not None else ""
-        line = ending.line + remedy
-        event = {"event": "error" if ending.status == 1 else "interrupted"}
-        as_json = json.dumps({**event, "message": line, "status": ending.status})
-        kind = "error: " if ending.status == 1 else ""
-        sys.stderr.write(f"{as_json if '--json' in args.program else f'ringfeed launch: {kind}{printable(line)}'}\n")
+        line = "; ".join(filter(None, [ending.line, _advice(ending, config)]))
+        print_ending("ringfeed launch", line, ending.status, as_json="--json" in args.program)
     return ending.status
+
+
+def _advice(ending: Ending, config: TrainConfig | None) -> str:
+    """Return what the user can do after a run that did not end by itself."""
+    if config is None:
+        return ""
+    if ending.was_killed:
+        return config.checkpoint.remedy
+    return config.checkpoint.after_interrupt if ending.status in (INTERRUPTED, TERMINATED) else ""
 
 
 def _launched(args: argparse.Namespace, config: TrainConfig | None, signals: LauncherSignals) -> Ending:

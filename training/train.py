@@ -29,7 +29,7 @@ from .ring.launched import end_with_launcher, is_launched
 from .ring.tf_config import multi_worker_world, worker_world
 from .ring.world import World, refuse_settings, world_from_environment
 from .run.leaving import leave as leave_ring
-from .run.leaving import leave_after
+from .run.leaving import leave_after, print_ending
 from .run.state.outputs import check_writable, encode_metrics
 from .run.stopping import INTERRUPTED, Stopped
 from .servers.cluster import CHIEF, cluster_from_environment
@@ -80,6 +80,7 @@ class TerminationSignals(Protocol):
 
     is_silent: bool
     is_terminating: bool
+    advice: str
 
     def check(self) -> None:
         """Raise a KeyboardInterrupt if a signal has come that was not deferred."""
@@ -202,8 +203,7 @@ def _say_stopped(message: str, *, as_json: bool) -> None:
     """Say on rank 0 that the time of the run was over."""
     world = world_from_environment(os.environ) or worker_world(os.environ)
     if world is None or world.rank == 0:
-        event = json.dumps({"event": "stopped", "message": message, "status": 0})
-        sys.stderr.write(f"{event if as_json else f'ringfeed train: {message}'}\n")
+        print_ending(_PROGRAM, message, 0, as_json=as_json)
 
 
 def _config(args: argparse.Namespace) -> TrainConfig:
@@ -221,6 +221,8 @@ def _train(args: argparse.Namespace, watch: TerminationSignals | None) -> None:
         return
     if args.lr_find and not args.lr_find.endswith(_PLOTS):
         raise ConfigError(f"--lr-find: {args.lr_find} must end in one of {', '.join(_PLOTS)}")
+    if watch is not None and not args.lr_find:
+        watch.advice = config.checkpoint.after_interrupt
     if config.backend == PARAMETER_SERVER:
         _train_on_servers(config, args, watch)
         return

@@ -155,21 +155,26 @@ def _decode_messages(columns: Columns, stored: Schema, schema: Schema, fill: Map
 
 
 def _batches(columns: Columns, steps: int, schema: Schema) -> Iterator[NumpyBatch]:
-    """The batches of a chunk.
+    """The batches of a chunk: decoded columns of ``steps * batch`` rows, step after step."""
+    for _, batch in _pieces(columns, steps, 1):
+        yield numpy_batch(batch, schema)
+
+
+def numpy_batch(columns: Columns, schema: Schema) -> NumpyBatch:
+    """Return decoded columns as a batch.
 
     Args:
-        columns: decoded columns of ``steps * batch`` rows, step after step.
-        schema: the features in it.
+        columns: decoded columns, of the features of the schema and others that are NumPy arrays.
+        schema: features in the batch.
 
-    Yields:
+    Returns:
         By feature: numbers as writable arrays [batch, *shape] of the feature's dtype; strings and bytes as arrays of
         `bytes` objects, as from TensorFlow's tensors; features of variable length as `Ragged`.
     """
-    for _, batch in _pieces(columns, steps, 1):
-        yield {
-            name: _writable(values) if isinstance(values, np.ndarray) else _from_arrow(values, schema[name])
-            for name, values in batch.items()
-        }
+    return {
+        name: _writable(values) if isinstance(values, np.ndarray) else _from_arrow(values, schema[name])
+        for name, values in columns.items()
+    }
 
 
 def _columns_bytes(columns: Columns) -> int:

@@ -254,7 +254,8 @@ def test_ctrl_c_is_one_line_and_leaves_no_process(run_folder: Path) -> None:
     assert all(os.getpgid(rank.pid) == rank.pid for rank in ranks.values())  # a terminal's Ctrl-C does not reach them
     process.send_signal(signal.SIGINT)
     stderr = _output(process)
-    assert (process.returncode, stderr) == (130, "ringfeed launch: interrupted\n")
+    advice = "the same command resumes from the last checkpoint in run, or starts anew if none is there yet"
+    assert (process.returncode, stderr) == (130, f"ringfeed launch: interrupted; {advice}\n")
     assert not [p for p in ranks.values() if p.is_running()]
 
 

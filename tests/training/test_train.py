@@ -67,7 +67,9 @@ def test_ctrl_c_is_not_reported_as_an_error(tmp_path: Path, write_config: WriteC
     _wait_for(tmp_path / "checkpoints", 0, process)
     os.kill(process.pid, signal.SIGINT)
     output, _ = process.communicate(timeout=120)
-    assert (process.returncode, output.splitlines()[-1]) == (130, "ringfeed train: interrupted")
+    url = tmp_path / "checkpoints"
+    advice = f"the same command resumes from the last checkpoint in {url}, or starts anew if none is there yet"
+    assert (process.returncode, output.splitlines()[-1]) == (130, f"ringfeed train: interrupted; {advice}")
 
 
 def test_a_run_killed_anywhere_and_resumed_ends_bit_identical(

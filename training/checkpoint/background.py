@@ -37,7 +37,6 @@ class BackgroundWriter:
             self.wait()
 
     def wait(self) -> None:
-        """Wait for the write in flight."""
         write, self._write = self._write, None
         if write is not None:
             write.result()

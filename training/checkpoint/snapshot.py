@@ -133,14 +133,13 @@ def gather_rank_state(ring: Ring, parts: Parts) -> dict[str, Any]:
     """Return what each rank has of its own, as arrays [ranks, ...] by name (a collective)."""
     found = {}
     for kind, variables in parts.of_rank().items():
-        rows = parts.agreement.rows() if kind == _APART and parts.agreement else _rows(variables)
+        if kind == _APART and parts.agreement:
+            rows = parts.agreement.rows()
+        else:
+            rows = [np.asarray(tf.convert_to_tensor(variable))[None] for variable in variables]
         for index, (variable, own) in enumerate(zip(variables, rows, strict=True)):
             found[f"{kind}/{index:04d}/{variable.name}"] = ring.allgather(own)
     return found
-
-
-def _rows(variables: Sequence[Any]) -> list[Any]:
-    return [np.asarray(tf.convert_to_tensor(variable))[None] for variable in variables]
 
 
 def rank_state(arrays: Mapping[str, Any]) -> dict[str, list[Any]]:
@@ -154,9 +153,8 @@ def restore_rank_state(ring: Ring, parts: Parts, stacked: Mapping[str, Sequence[
     A checkpoint that has nothing apart is of an earlier version, or of one process: then all ranks start with the
     weights that they agreed on. `stacked` is what `rank_state` returned on rank 0, elsewhere anything.
     """
-    shapes = ring.allgather_object({kind: [list(array.shape) for array in arrays] for kind, arrays in stacked.items()})[
-        0
-    ]
+    own = {kind: [list(array.shape) for array in arrays] for kind, arrays in stacked.items()}
+    shapes = ring.allgather_object(own)[0]
     for kind, variables in parts.of_rank().items():
         if len(shapes.get(kind, ())) != len(variables):
             continue

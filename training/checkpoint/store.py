@@ -122,7 +122,7 @@ def decode(data: bytes) -> Checkpoint:
     state = json.loads(metadata["state"])
     if not isinstance(state, dict):
         raise TypeError(f"its state is {state!r:.80}")
-    if _HISTORY not in state and _HISTORY in found:  # older files have it in their header
+    if _HISTORY in found:
         state[_HISTORY] = json.loads(found[_HISTORY].tobytes())
     return Checkpoint(step=int(metadata["step"]), arrays=arrays, state=state, run=metadata.get("run", ""))
 

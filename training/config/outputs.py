@@ -48,6 +48,14 @@ class CheckpointConfig(Options, group="checkpoint"):
             else "set checkpoint.url to resume a run"
         )
 
+    @property
+    def after_interrupt(self) -> str:
+        """What the same command does after Ctrl-C; empty without checkpoints."""
+        if self.url is None:
+            return ""
+        place = public_url(self.url)
+        return f"the same command resumes from the last checkpoint in {place}, or starts anew if none is there yet"
+
 
 @dataclass(frozen=True, kw_only=True)
 class OutputConfig(Options, group="output"):

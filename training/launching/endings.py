@@ -40,7 +40,6 @@ class LauncherSignals:
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Receive signals in the body."""
 
         def note(number: int, frame: object) -> None:
             self.number = number if number == signal.SIGINT else self.number or number

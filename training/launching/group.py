@@ -56,7 +56,6 @@ class Group:
 
     @property
     def missing(self) -> int:
-        """How many processes to start."""
         missing = self.wanted - sum(map(self.has_place, self.members.values()))
         return max(0, min(missing, sum(map(self._room, self.hosts))))
 

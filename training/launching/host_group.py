@@ -57,15 +57,12 @@ class RemoteProcess(Process):
         return lines[-1] if lines else f"no answer for {self.silence_seconds:g} s: stopped, off, or cut off"
 
     def terminate(self) -> None:
-        """Send it SIGTERM."""
         self.tell({"terminate": True})
 
     def send(self, message: object) -> None:
-        """Send it a message."""
         self.tell({"channel": message})
 
     def tell(self, message: object) -> None:
-        """Send a message to the relay."""
         assert self.popen.stdin is not None
         with suppress(OSError, ValueError):  # it has ended
             os.write(self.popen.stdin.fileno(), json.dumps(message).encode() + b"\n")

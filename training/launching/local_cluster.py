@@ -16,7 +16,7 @@ import psutil
 
 from ringfeed.training.ring.tf_config import WORKER, free_ports
 from ringfeed.training.run.stopping import TERMINATED
-from ringfeed.training.servers.cluster import CHIEF, PS, Cluster
+from ringfeed.training.servers.cluster import CHIEF, PS, Cluster, Task, task_name
 
 from .endings import Ending, LauncherSignals, cause_of_death
 from .process_group import ProcessGroup
@@ -24,8 +24,7 @@ from .process_group import ProcessGroup
 _END_SECONDS = 5.0  # workers and servers have this long to follow the chief
 _MOST_STARTS = 10  # a worker that never comes up would else be started for ever
 _CHIEF = (CHIEF, 0)
-
-Task = tuple[str, int]
+_STOPPED_EARLY = Ending(status=TERMINATED, line="interrupted")  # before the first step
 
 
 class LocalCluster:
@@ -67,7 +66,7 @@ class LocalCluster:
             if not code or task == _CHIEF:  # 0: the chief has dismissed it, and is about to end
                 continue
             if task[0] == PS and code == TERMINATED:
-                return Ending(status=TERMINATED, line="interrupted")  # before the first step
+                return _STOPPED_EARLY
             has_failed = code > 0 and code != TERMINATED
             if task[0] == PS or has_failed or self._starts[task] == _MOST_STARTS:
                 return self._reported(task, code)
@@ -82,11 +81,10 @@ class LocalCluster:
         report = self._group.first_report  # the errors of other tasks follow from it
         if report is None:
             return Ending(status=1, line=_cause(task, code), was_killed=code < 0)
-        line = report.message
+        line, processes = report.message, self._group.processes.items()
         if report.is_stall:  # perhaps the chief reports it, since it has waited for another task
-            processes = self._group.processes.items()
-            stopped = [task for task, process in processes if _is_stopped(process.popen.pid)]
-            line = f"{_name(stopped[0])} is stopped, as by SIGSTOP, and the others wait for it" if stopped else line
+            for stopped in [task for task, process in processes if _is_stopped(process.popen.pid)][:1]:
+                line = f"{task_name(*stopped)} is stopped, as by SIGSTOP, and the others wait for it"
         return Ending(status=report.status, line=line)
 
     def _ended(self, code: int) -> Ending:
@@ -95,17 +93,11 @@ class LocalCluster:
             self._group.listen_until(lambda: all(process.code is not None for process in others), _END_SECONDS)
             return Ending(status=0)
         ending = self._reported(_CHIEF, code)
-        if code == TERMINATED and self._group.first_report is None:
-            return Ending(status=TERMINATED, line="interrupted")  # before the first step
-        return ending
-
-
-def _name(task: Task) -> str:
-    return {CHIEF: "the chief", PS: f"parameter server {task[1]}", WORKER: f"worker {task[1]}"}[task[0]]
+        return _STOPPED_EARLY if code == TERMINATED and self._group.first_report is None else ending
 
 
 def _cause(task: Task, code: int) -> str:
-    return cause_of_death(_name(task), code)
+    return cause_of_death(task_name(*task), code)
 
 
 def _is_stopped(pid: int) -> bool:

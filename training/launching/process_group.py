@@ -78,7 +78,6 @@ class Process:
 
 
 def ringfeed_command(arguments: Sequence[str]) -> list[str]:
-    """Return the command line of `ringfeed` in this Python."""
     return [sys.executable, "-m", "ringfeed.tools.cli", *arguments]
 
 
@@ -124,22 +123,15 @@ class ProcessGroup(Generic[Key]):
         reader, writer = os.pipe()
         mine, theirs = socket.socketpair() if hear else (None, None)
         passed = {CHANNEL: str(theirs.fileno())} if theirs else {}
-        process = Process(
-            popen=subprocess.Popen(
-                self._command,
-                env={
-                    **_ENVIRONMENT,
-                    **os.environ,
-                    **environment,
-                    REPORT: str(writer),
-                    SIBLINGS: str(self._holder),
-                    **passed,
-                },
-                stdin=subprocess.DEVNULL,
-                pass_fds=(writer, self._holder, *map(int, passed.values())),
-                process_group=0,  # Ctrl-C reaches the launcher alone
-            )
+        passed |= {REPORT: str(writer), SIBLINGS: str(self._holder)}
+        popen = subprocess.Popen(
+            self._command,
+            env={**_ENVIRONMENT, **os.environ, **environment, **passed},
+            stdin=subprocess.DEVNULL,
+            pass_fds=[int(descriptor) for descriptor in passed.values()],
+            process_group=0,  # Ctrl-C reaches the launcher alone
         )
+        process = Process(popen=popen)
         os.close(writer)
         self.processes[key] = process
 
@@ -195,11 +187,9 @@ class ProcessGroup(Generic[Key]):
         return holds
 
     def reports(self) -> dict[Key, EndReport]:
-        """What processes have reported."""
         return {key: each.report for key, each in self.processes.items() if each.report is not None}
 
     def terminate(self) -> None:
-        """Send all SIGTERM."""
         for process in self.processes.values():
             process.terminate()
 

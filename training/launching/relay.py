@@ -9,6 +9,7 @@ Tested in tests/training/launching/test_host_group.py.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import socket
@@ -44,7 +45,6 @@ class RankRequest:
     has_channel: bool  # whether the rank exchanges messages with the launcher
 
     def encode(self) -> bytes:
-        """Return it as a line."""
         return json.dumps(asdict(self)).encode() + b"\n"
 
 
@@ -65,7 +65,7 @@ class _Relay:
             outputs = [(stream, *self._captured(stream)) for stream in (1, 2)]
             process = group.start(0, {**places, **self._request.environment}, hear)
             for stream, reader, _ in outputs:
-                group.watch(process, reader, lambda data, to=stream: self._output(data, to))  # type: ignore[misc]
+                group.watch(process, reader, functools.partial(self._output, stream))
             launcher, split = os.dup(0), Lines()
             group.watch(process, launcher, lambda data: self._obey(split(data), process))
             while process.code is None and launcher in process.sources:
@@ -87,7 +87,7 @@ class _Relay:
         os.close(writer)
         return reader, saved
 
-    def _output(self, data: bytes, stream: int) -> None:
+    def _output(self, stream: int, data: bytes) -> None:
         self._send(output=data.decode(_CODEC), stream=stream)
 
     def _obey(self, messages: Sequence[dict[str, Any]], process: Process) -> None:
@@ -124,7 +124,6 @@ def _answers(address: str) -> bool:
 
 
 def interface_of(address: str) -> str:
-    """Return the name of the network interface that has an address of this host."""
     import psutil
 
     for name, entries in psutil.net_if_addrs().items():

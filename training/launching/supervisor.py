@@ -56,7 +56,6 @@ class Supervisor:
     _resting: dict[str, float] = field(default_factory=dict)  # hosts that were lost: the time from which to try again
 
     def run(self) -> Ending:
-        """Start the ranks and wait for the end of the run."""
         self._group = Group(wanted=self.restarts.ranks, least=self.restarts.least, hosts=self.wanted.hosts)
         try:
             with self.processes:

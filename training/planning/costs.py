@@ -51,7 +51,6 @@ def memory_bytes(parts: Parts, local_batch: int, micro_batches: int = 1) -> dict
 
 
 def variable_bytes(variables: Iterable[Any]) -> int:
-    """Return the bytes of variables of Keras or TensorFlow."""
     return sum(math.prod(v.shape) * tf.as_dtype(v.dtype).size for v in variables)
 
 

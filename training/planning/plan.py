@@ -106,12 +106,8 @@ def _largest_epoch(config: TrainConfig, ranks: int, assembly: Assembly) -> Epoch
     if config.sync.clients is None:
         return assembly.epoch_plan
     worlds = [World(rank=rank, size=ranks, local_size=ranks) for rank in range(ranks)]
-    loaders = [open_loader(config, world) for world in worlds]
-    own = assembly.epoch_plan
-    steps = max(loader.steps_per_epoch for loader in loaders)
-    return EpochPlan(
-        batches=own.batches, steps=steps, samples=own.samples, batch_size=own.batch_size, step_samples=own.step_samples
-    )
+    steps = max(open_loader(config, world).steps_per_epoch for world in worlds)
+    return replace(assembly.epoch_plan, steps=steps)
 
 
 def _outputs(config: TrainConfig) -> dict[str, str]:

@@ -68,13 +68,11 @@ class RunTrace:
 
     @cached_property
     def epoch_plan(self) -> EpochPlan:
-        """The steps of an epoch."""
         ring: Any = World(rank=0, size=self.ranks, local_size=self.ranks)
         return rank_epoch(self.config, ring, self._loaders[0])
 
     @property
     def total_steps(self) -> int:
-        """The steps of the run."""
         return self.config.total_steps(self.epoch_plan.steps)
 
     def records(self, step: int) -> list[TracedRecord]:
@@ -82,11 +80,12 @@ class RunTrace:
         if not 0 <= step < self.total_steps:
             raise ConfigError(f"--step: the run has the steps 0 to {self.total_steps - 1}, got {step}")
         epoch, inner = self.epoch_plan.batch_at(step)
-        return [
-            TracedRecord(step=step, epoch=step // self.epoch_plan.steps, rank=rank, position=position, origin=origin)
-            for rank, loader in enumerate(self._loaders)
-            for position, origin in enumerate(loader.batch_with_origins(epoch, inner)[1])
-        ]
+        batches = [loader.batch_with_origins(epoch, inner)[1] for loader in self._loaders]
+        return [found for rank, origins in enumerate(batches) for found in self._traced(step, rank, origins)]
+
+    def _traced(self, step: int, rank: int, origins: Sequence[Origin]) -> list[TracedRecord]:
+        place = {"step": step, "epoch": step // self.epoch_plan.steps, "rank": rank}
+        return [TracedRecord(**place, position=number, origin=origin) for number, origin in enumerate(origins)]
 
     def uses(self, shard: str, record: int) -> Iterator[TracedRecord]:
         """Yield where the run reads a record of a shard, step after step; every epoch is read for it.
@@ -101,17 +100,8 @@ class RunTrace:
                 for inner, origins in loader.origins(epoch, start):
                     if inner >= self.epoch_plan.steps or first + inner >= self.total_steps:
                         break
-                    found += [
-                        TracedRecord(
-                            step=first + inner,
-                            epoch=first // self.epoch_plan.steps,
-                            rank=rank,
-                            position=position,
-                            origin=origin,
-                        )
-                        for position, origin in enumerate(origins)
-                        if (origin.shard, origin.record) == (shard, record)
-                    ]
+                    traced = self._traced(first + inner, rank, origins)
+                    found += [use for use in traced if (use.origin.shard, use.origin.record) == (shard, record)]
             yield from sorted(found, key=lambda use: use.step)
 
     def values(self, records: Sequence[TracedRecord], columns: Sequence[str]) -> list[dict[str, Any]]:
@@ -138,7 +128,6 @@ class RunTrace:
 
     @cached_property
     def image_columns(self) -> list[str]:
-        """The columns of image files."""
         schema = next(iter(self._datasets.values())).manifest.schema
         return [feature.name for feature in schema.features if feature.is_image]
 

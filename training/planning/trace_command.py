@@ -82,7 +82,10 @@ def run(args: argparse.Namespace) -> int:
     config = load_config(args.config, args.overrides)
     if args.limit < 1:
         raise ConfigError(f"--limit must be at least 1, got {args.limit}")
-    shown = [name for words in args.show for name in _columns(words)]
+    try:
+        shown = [name for words in args.show for name in split_columns(words)]
+    except ValueError as error:
+        raise ConfigError(f"--show: {error}") from error
     with quiet_tensorflow():
         from .trace import RunTrace
     trace = RunTrace(config, args.ranks)
@@ -104,13 +107,6 @@ def run(args: argparse.Namespace) -> int:
     if len(found) > len(records):
         sys.stdout.write(f"... and more; --limit {2 * args.limit} shows them\n")
     return 0
-
-
-def _columns(words: str) -> tuple[str, ...]:
-    try:
-        return split_columns(words)
-    except ValueError as error:
-        raise ConfigError(f"--show: {error}") from error
 
 
 def _records(args: argparse.Namespace, config: TrainConfig, trace: RunTrace) -> Iterator[TracedRecord]:
@@ -160,14 +156,11 @@ def _print_table(rows: Sequence[Mapping[str, Any]]) -> None:
         return
     several = len({row["dataset"] for row in rows}) > 1
     names = [name for name in rows[0] if several or name != "dataset"]
-    cells = [names, *([_cell(name, row[name]) for name in names] for row in rows)]
+    most = {"file": None}  # characters of a cell
+    cells = [names, *([_text(row[name])[: most.get(name, _SHOWN_CHARACTERS)] for name in names] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     for line in cells:
         sys.stdout.write("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() + "\n")
-
-
-def _cell(name: str, value: Any) -> str:
-    return _text(value) if name == "file" else _text(value)[:_SHOWN_CHARACTERS]
 
 
 def _text(value: Any) -> str:

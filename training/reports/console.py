@@ -71,17 +71,12 @@ def metrics_text(entry: Mapping[str, Any]) -> str:
     >>> metrics_text({"step": 9, "loss": 0.5, "balanced_accuracy": 0.75, "recall": {"a": 1.0}, "auc": None, "r2": 1.0})
     'loss 0.5000  balanced accuracy 0.7500  R2 1.0000'
     """
-    numbers = {name: value for name, value in entry.items() if isinstance(value, float)}
-    return "  ".join(f"{_shown_name(name)} {_shown(value)}" for name, value in numbers.items())
+    return "  ".join(_shown(name, value) for name, value in entry.items() if isinstance(value, float))
 
 
-def _shown_name(metric: str) -> str:
-    words = metric.split("_")
-    return " ".join(word.upper() if word in ("auc", "rmse", "mae", "r2", "f1") else word for word in words)
-
-
-def _shown(value: float) -> str:
-    return f"{value:.4f}" if abs(value) < 1000 else f"{value:,.1f}"
+def _shown(metric: str, value: float) -> str:
+    words = [word.upper() if word in ("auc", "rmse", "mae", "r2", "f1") else word for word in metric.split("_")]
+    return f"{' '.join(words)} {value:.4f}" if abs(value) < 1000 else f"{' '.join(words)} {value:,.1f}"
 
 
 class Console(Tracker):
@@ -100,7 +95,6 @@ class Console(Tracker):
         self._begun: tuple[int, float] | None = None  # step and time after the first step, which compiles
 
     def begin(self, event: events.RunBegan) -> None:
-        """Announce the run: the first step, and the wait for other ranks, may take long."""
         self._total, entries = event.total_steps, event.history.get("steps", ())
         self._earlier_seconds = sum(entry["seconds"] for entry in entries)
         self._earlier_waited = sum(entry["input_wait_seconds"] for entry in entries)

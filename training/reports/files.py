@@ -11,8 +11,7 @@ import io
 import json
 import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from ringfeed.sharding.destination.held_file import write_held_file
 from ringfeed.sharding.storage.storage import Storage
@@ -26,31 +25,23 @@ class _TextFile:
 
     def __init__(self, url: str) -> None:
         self._storage, self._name = Storage(os.path.dirname(url) or "."), os.path.basename(url)
-        self._text = io.StringIO()
-        local = self._storage.local_path
-        if local is not None:
+        self._file: TextIO = io.StringIO()
+        if (folder := self._storage.local_path) is not None:
             with self._storage.errors("write", self._name):
-                Path(local).mkdir(parents=True, exist_ok=True)
-                self._file: Any = (Path(local) / self._name).open("w", encoding="utf-8", newline="")
-        else:
-            self._file = None
+                folder.mkdir(parents=True, exist_ok=True)
+                self._file = (folder / self._name).open("w", buffering=1, encoding="utf-8", newline="")
 
     def write(self, text: str) -> int:
-        if self._file is None:
-            return self._text.write(text)
-        self._file.write(text)
-        self._file.flush()
-        return len(text)
+        return self._file.write(text)
 
     def store(self) -> None:
-        if self._file is None:
-            write_held_file(self._storage, self._name, self._text.getvalue().encode())
+        if isinstance(self._file, io.StringIO):
+            write_held_file(self._storage, self._name, self._file.getvalue().encode())
 
     def close(self) -> None:
         """Write the lines that are not yet in the store, and close the file."""
         self.store()
-        if self._file is not None:
-            self._file.close()
+        self._file.close()
 
 
 class _Files(EntryTracker):
@@ -83,14 +74,8 @@ class JSONLines(_Files):
 
     def write(self, kind: str, entry: Mapping[str, Any]) -> None:
         first = {"event": kind, "step": entry["step"], "epoch": entry["epoch"]}
-        self.files[0].write(json.dumps(first | _in_order(finite(entry))) + "\n")
-
-
-def _in_order(value: Any) -> Any:
-    """A value of JSON whose keys are sorted, at all depths."""
-    if isinstance(value, Mapping):
-        return {key: _in_order(value[key]) for key in sorted(value)}
-    return [_in_order(entry) for entry in value] if isinstance(value, list) else value
+        in_order = json.loads(json.dumps(finite(entry), sort_keys=True))
+        self.files[0].write(json.dumps(first | in_order) + "\n")
 
 
 class _Table(_TextFile):

@@ -58,9 +58,8 @@ class MLflow(EntryTracker):
         found = self._client.get_experiment_by_name(self._experiment)
         experiment = found.experiment_id if found else self._client.create_experiment(self._experiment)
         run: str = self._client.create_run(experiment, run_name=self._run).info.run_id
-        parameters = [
-            self._entities.Param(name, text[:_LONGEST]) for name, text in _flat({"ranks": event.ranks, **event.config})
-        ]
+        texts = _flat({"ranks": event.ranks, **event.config})
+        parameters = [self._entities.Param(name, text[:_LONGEST]) for name, text in texts]
         for first in range(0, len(parameters), _MOST_PARAMETERS):
             self._client.log_batch(run, params=parameters[first : first + _MOST_PARAMETERS])
         return run

@@ -34,14 +34,10 @@ class Profiler(Tracker):
 
     def _warn(self, end: int) -> None:
         self._is_due = False
+        first = min(1, end - 1)  # the first step compiles
         log.warning(
-            "track.profile writes no trace: the run ends after %d steps, before track.profile_steps=[%d, %d]; set "
-            "track.profile_steps=[%d, %d]",
-            end,
-            self._first,
-            self._stop,
-            min(1, end - 1),  # the first step compiles
-            end,
+            f"track.profile writes no trace: the run ends after {end} steps, before track.profile_steps="
+            f"[{self._first}, {self._stop}]; set track.profile_steps=[{first}, {end}]"
         )
 
     def step(self, event: StepDone) -> None:

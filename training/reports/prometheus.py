@@ -53,10 +53,10 @@ class Prometheus(Tracker):
             raise ConfigError(
                 "output.prometheus_port needs prometheus_client; install it with: pip install 'ringfeed[prometheus]'"
             ) from error
-        registry, rank = CollectorRegistry(), str(launch.rank)
+        registry, self._rank = CollectorRegistry(), str(launch.rank)
 
         def metric(kind: Any, name: str, text: str) -> Any:
-            return kind(_PREFIX + name, text, ["rank"], registry=registry).labels(rank)
+            return kind(_PREFIX + name, text, ["rank"], registry=registry).labels(self._rank)
 
         self._samples_per_step = launch.batch_size // launch.ranks
         self._steps = metric(Counter, "steps", "Training steps.")
@@ -66,7 +66,6 @@ class Prometheus(Tracker):
             f"{_PREFIX}activity_seconds", "Seconds of evaluations and checkpoints.", ["rank", "activity"],
             registry=registry,
         )  # fmt: skip
-        self._rank = rank
         self._epoch = metric(Gauge, "epoch", "Number of the epoch, from 0.")
         self._gauges = {name: metric(Gauge, name, text) for name, text in _GAUGES.items()}
         metric(Gauge, "total_steps", "Steps of the whole run.").set(launch.total_steps)
@@ -74,8 +73,8 @@ class Prometheus(Tracker):
             self._server = make_server("", port + launch.rank, make_wsgi_app(registry), _Server, _Handler)
         except OSError as error:
             raise TrainingError(
-                f"rank {rank} cannot serve its metrics at port {port + launch.rank} ({error.strerror or error}); set "
-                "another output.prometheus_port: rank r takes port + r"
+                f"rank {launch.rank} cannot serve its metrics at port {port + launch.rank} "
+                f"({error.strerror or error}); set another output.prometheus_port: rank r takes port + r"
             ) from error
         self._thread = threading.Thread(target=self._server.serve_forever, name="ringfeed-exporter", daemon=True)
         self._thread.start()

@@ -54,38 +54,30 @@ class RecordFile(Tracker):
         self._path = Path(folder, file_name(launch.rank, launch.first_step))
         self._stages_path = Path(folder, file_name(launch.rank, launch.first_step, of_stages=True))
         self._launch = launch
-        self._steps = _Stream(self._path, SCHEMA, launch)
-        self._stages: _Stream | None = None
+        self._writers = {self._path: self._open(self._path, SCHEMA)}
+
+    def _open(self, path: Path, schema: pa.Schema) -> Any:
+        schema = schema.with_metadata(self._launch.metadata())
+        return pa.ipc.new_stream(str(path), schema, options=pa.ipc.IpcWriteOptions(compression="lz4"))
 
     def rows(self, event: RowsRecorded) -> None:
         """Append rows; without any, renew the file's time, which shows that the process lives."""
         if event.stages:
-            self._stages = self._stages or _Stream(self._stages_path, STAGE_SCHEMA, self._launch)
-            self._stages.append(event.stages)
-        if not self._steps.append(event.rows):
+            if self._stages_path not in self._writers:
+                self._writers[self._stages_path] = self._open(self._stages_path, STAGE_SCHEMA)
+            self._append(self._stages_path, STAGE_SCHEMA, event.stages)
+        if event.rows:
+            self._append(self._path, SCHEMA, event.rows)
+        else:
             os.utime(self._path)
 
+    def _append(self, path: Path, schema: pa.Schema, rows: Sequence[Row | StageRow]) -> None:
+        columns = [pa.array(column, kind) for column, kind in zip(zip(*rows, strict=True), schema.types, strict=True)]
+        self._writers[path].write_batch(pa.record_batch(columns, schema=schema))
+
     def close(self, event: RunEnded) -> None:
-        self._steps.writer.close()
-        if self._stages is not None:
-            self._stages.writer.close()
-
-
-class _Stream:
-    """A file of rows, written without a buffer."""
-
-    def __init__(self, path: Path, schema: pa.Schema, launch: Launch) -> None:
-        self._schema = schema.with_metadata(launch.metadata())
-        options = pa.ipc.IpcWriteOptions(compression="lz4")
-        self.writer = pa.ipc.new_stream(str(path), self._schema, options=options)
-
-    def append(self, rows: Sequence[Row | StageRow]) -> bool:
-        """Append rows; return whether there were any."""
-        if rows:
-            values = zip(*rows, strict=True)
-            columns = [pa.array(column, kind) for column, kind in zip(values, self._schema.types, strict=True)]
-            self.writer.write_batch(pa.record_batch(columns, schema=self._schema))
-        return bool(rows)
+        for writer in self._writers.values():
+            writer.close()
 
 
 class _StageWatch:

@@ -51,6 +51,7 @@ class BaseTrainer(ABC):
     tester: Evaluator
     history: History
     reports: Reports
+    _step_samples: float  # of all that train; the mean if steps differ
 
     def __init__(self, config: TrainConfig, ring: Ring, ranks: int, stop_request: StopRequest) -> None:
         self.config, self.ring, self._ranks, self._stop_request = config, ring, ranks, stop_request
@@ -212,11 +213,6 @@ class BaseTrainer(ABC):
     def skipped_steps(self) -> int:
         """Steps so far whose gradients were not finite."""
         return 0
-
-    @property
-    @abstractmethod
-    def _step_samples(self) -> float:
-        """Mean number of samples of a step, over all that train."""
 
     @abstractmethod
     def _figures(self) -> dict[str, Any]:

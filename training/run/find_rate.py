@@ -33,6 +33,8 @@ from .state.outputs import write_file
 _DIVERGED = 4.0  # fastai, too, ends the test at this multiple of the lowest loss so far
 _DECAY = 0.9  # the moving average then covers about ten steps
 _WINDOW = 5  # a slope is fitted over so many steps to either side: between two steps it is noise
+_STEPS = 100
+_BELOW, _ABOVE = 1e-4, 1e2  # multiples of the configured peak: most models diverge within them
 _SKIPPED = 0.1  # the averages of this share of the steps, at the start, cover too few losses
 
 
@@ -64,12 +66,9 @@ def has_diverged(losses: Sequence[float]) -> bool:
 
 def judge_rates(rates: Sequence[float], losses: Sequence[float]) -> RangeTest:
     """Find the steepest fall of a loss, not smoothed, over the logarithm of the rising rates, before it is lowest."""
-    means: list[float] = []
-    for mean in smoothed(losses):
-        means.append(mean)
-        if has_diverged(means):
-            break
-    finite = [mean for mean in means if math.isfinite(mean)]
+    means = smoothed(losses)
+    diverged = next((count for count in range(1, len(means)) if has_diverged(means[:count])), len(means))
+    finite = [mean for mean in means[:diverged] if math.isfinite(mean)]
     best = finite.index(min(finite)) if finite else 0
     first = min(int(len(finite) * _SKIPPED), best)
     width = min(_WINDOW, (best - first) // 2)
@@ -86,10 +85,6 @@ def judge_rates(rates: Sequence[float], losses: Sequence[float]) -> RangeTest:
         suggestion=rates[steepest] if steepest is not None and falls[steepest] < 0 else None,
         lowest=rates[best],
     )
-
-
-_STEPS = 100
-_BELOW, _ABOVE = 1e-4, 1e2  # multiples of the configured peak: most models diverge within them
 
 
 def find_learning_rate(config: TrainConfig, ring: Ring, check: Callable[[], bool] = lambda: False) -> RangeTest:

@@ -165,15 +165,12 @@ def _open_mixture(
 ) -> Mixture:
     data = config.data
     reading = _reading(data, one_manifest(data, manifests), training=True)
-    balances = {
-        name: shares_by_class(f"data.mixture.{name}.balance", data.of(name).balance, own.classes)
-        for name, own in manifests.items()
-    }
     sources = {}
     for name in data.urls:
         own, prefix = data.of(name), f"{name}/"
+        balance = shares_by_class(f"data.mixture.{name}.balance", own.balance, manifests[name].classes)
         bad = [path.removeprefix(prefix) for path in quarantined if path.startswith(prefix)]
-        options = {"url": own.url, "split": split, "where": own.where, "balance": balances[name], "quarantined": bad}
+        options = {"url": own.url, "split": split, "where": own.where, "balance": balance, "quarantined": bad}
         sources[name] = {**options, **reading}
     with _named_keys():
         return Mixture(

@@ -21,7 +21,7 @@ from ringfeed.training.ring.launched import EndReport, report
 from ringfeed.training.ring.tf_config import worker_world
 from ringfeed.training.ring.world import world_from_environment
 
-from .stopping import INTERRUPTED, RESUMABLE, TERMINATED
+from .stopping import RESUMABLE, TERMINATED
 
 _OTHER_RANK_FAILED = re.compile("Horovod|Collective ops is aborted")  # an error of a collective says so
 _YIELD_SECONDS = 5.0  # horovodrun ended the other ranks within 0.1 s of the first exit; ranks share most errors
@@ -61,19 +61,21 @@ def leave(
     is_stopped = status in (RESUMABLE, TERMINATED)  # on all ranks, after the same step
     if report(EndReport(message=message, status=status, is_echo=is_echo, is_stall=is_stall)):
         end_process(status)  # the launcher prints it
-    if world and world.rank and not is_stopped:
+    if not (world and world.rank):
+        print_ending(program, message, status, as_json=as_json)
+    elif not is_stopped:  # else rank 0 reports it
         time.sleep(_YIELD_SECONDS)
-    where = f"rank {world.rank}: " if world and world.rank else ""
-    is_ended = is_stopped or status == INTERRUPTED
-    if is_stopped and where:
-        pass  # rank 0 reports it
-    elif as_json:
-        event = "interrupted" if is_ended else "error"
-        sys.stderr.write(json.dumps({"event": event, "message": f"{where}{message}", "status": status}) + "\n")
-    else:
-        sys.stderr.write(f"{program}: {'' if is_ended else 'error: '}{where}{printable(message)}\n")
-    sys.stderr.flush()
+        print_ending(program, f"rank {world.rank}: {message}", status, as_json=as_json)
     if world and world.size > 1:
         sys.stdout.flush()
         end_process(status)
     return status
+
+
+def print_ending(program: str, message: str, status: int, *, as_json: bool) -> None:
+    """Print how a command ended, as a line of text or as an event: by itself, by an error, or since it was told to."""
+    kind = {0: "stopped", 1: "error"}.get(status, "interrupted")
+    text = f"{program}: {'error: ' if kind == 'error' else ''}{printable(message)}"
+    event = json.dumps({"event": kind, "message": message, "status": status})
+    sys.stderr.write(f"{event if as_json else text}\n")
+    sys.stderr.flush()

@@ -27,30 +27,24 @@ def is_at_floor(scale: LossScale) -> bool:
     return scale.rule is None or float(scale.scale.numpy()) <= scale.rule.smallest
 
 
-def check_wire(skipped: Sequence[int], sent_finite: bool, method: str) -> None:
-    """Raise a TrainingError if gradients overflow only as they are compressed by a method.
-
-    `sent_finite` says whether the gradients of the first of the skipped steps were finite before they were exchanged.
-    """
-    if skipped and sent_finite and method == "fp16":
+def check_wire(step: int, is_sent_finite: bool, method: str) -> None:
+    """Raise a TrainingError if the gradients of a skipped step, finite before their exchange, overflow in it."""
+    if is_sent_finite and method == "fp16":
         raise TrainingError(
-            f"the gradients of step {skipped[0]} are finite, but compression.method=fp16 sends no number beyond 65504: "
+            f"the gradients of step {step} are finite, but compression.method=fp16 sends no number beyond 65504: "
             "set compression.method=bf16, or none"
         )
 
 
-def check_overflows(skipped: Sequence[int], config: TrainConfig, scale: LossScale) -> None:
-    """Raise a TrainingError if steps were skipped and no smaller loss scale can prevent that."""
-    if not skipped or not is_at_floor(scale):
-        return
-    step = skipped[0]
+def overflow_error(step: int, config: TrainConfig) -> TrainingError:
+    """Return the error of a run that skips steps, from `step` on, which no smaller loss scale can prevent."""
     if config.precision == "float16":
         remedy = "set precision=bfloat16 or float32"
     elif step == 0:
         remedy = "the weights are still the initial ones, so scale down the inputs or outputs of the network"
     else:
         remedy = "lower optimizer.learning_rate, warm up for longer, or set optimizer.clip_norm"
-    raise TrainingError(f"the gradients of step {step} are not finite in {config.precision}: {remedy}")
+    return TrainingError(f"the gradients of step {step} are not finite in {config.precision}: {remedy}")
 
 
 def check_weights(network: Any, step: int) -> None:

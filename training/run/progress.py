@@ -35,7 +35,6 @@ class RunProgress:
 
     @property
     def is_evaluated(self) -> bool:
-        """Whether the last evaluation is of the present step."""
         return self.evaluated_step == self.position.step
 
     @property
@@ -57,7 +56,6 @@ class RunProgress:
 
     @property
     def last_evaluation(self) -> Mapping[str, Any] | None:
-        """The evaluation of the present step, if there is one."""
         return self._history.evaluations[-1] if self._history.evaluations and self.is_evaluated else None
 
     @property
@@ -66,7 +64,6 @@ class RunProgress:
         return is_patience_over(self._history.evaluations, self._config.early_stopping)
 
     def advance(self) -> None:
-        """Note that a step is done."""
         self.position = self.position.advanced(self.steps_per_epoch)
 
     def is_evaluation_due(self, epoch: int) -> bool:

@@ -19,7 +19,7 @@ from ringfeed.training.ring.ring import Ring
 from ringfeed.training.step.train_step import StepMetrics
 
 from .assembly import Assembly
-from .overflows import check_overflows, check_records, check_wire, is_at_floor
+from .overflows import check_records, check_wire, is_at_floor, overflow_error
 
 _WATCH_STEPS = 50  # overflows are looked up so often: a run that cannot train ends within 100 steps
 
@@ -46,24 +46,15 @@ class StepWindow:
         """Time the steps from here on: those before say nothing about throughput."""
         self.started, self.wait_seconds, self.timed_steps = time.perf_counter(), 0.0, 0
 
-    def skipped_steps(self, end: int) -> list[int]:
-        """Return the numbers of the steps whose gradients were not finite; `end` is that after the window's last."""
-        first = end - len(self.metrics)
-        return [first + i for i, metrics in enumerate(self.metrics) if not bool(metrics.is_finite)]
+    def skipped(self, end: int) -> dict[int, StepMetrics]:
+        """Return the steps whose gradients were not finite, by number; `end` is that after the window's last."""
+        numbered = enumerate(self.metrics, end - len(self.metrics))
+        return {step: metrics for step, metrics in numbered if not bool(metrics.is_finite)}
 
-    def steps_without_loss(self, end: int) -> list[int]:
-        """Return the skipped steps whose loss was not finite either: no loss scale is to blame for that."""
-        first = end - len(self.metrics)
-        return [step for step in self.skipped_steps(end) if not math.isfinite(self.metrics[step - first].loss)]
-
-    def was_sent_finite(self, step: int, end: int) -> bool:
-        """Whether the gradients of a step were finite before ranks exchanged them."""
-        return bool(self.metrics[step - end].is_sent_finite)
-
-    def has_overflowed(self, every: int) -> bool:
-        """Whether one of the last `every` steps was skipped; looked up once in as many steps."""
-        due = len(self.metrics) % every == 0
-        return due and not all(bool(metrics.is_finite) for metrics in self.metrics[-every:])
+    def has_overflowed(self) -> bool:
+        """Whether one of the last `_WATCH_STEPS` was skipped; looked up once in as many steps."""
+        due = len(self.metrics) % _WATCH_STEPS == 0
+        return due and not all(bool(metrics.is_finite) for metrics in self.metrics[-_WATCH_STEPS:])
 
     def reduce_seconds(self) -> float:
         """Return the time that this rank spent in collectives of gradients, waits included; needs a clock."""
@@ -117,7 +108,7 @@ class StepLog:
 
     def is_due(self, step: int) -> bool:
         """Whether a new entry is due after so many steps; also soon after one that was skipped."""
-        return step % self._config.output.log_every == 0 or self._window.has_overflowed(_WATCH_STEPS)
+        return step % self._config.output.log_every == 0 or self._window.has_overflowed()
 
     def report(self, step: int, epoch: int, loader: Loader | Mixture) -> None:
         """Report the steps since the last entry, if there are any, whose batches the loader has read.
@@ -149,13 +140,16 @@ class StepLog:
 
     def _judge(self, window: StepWindow, end: int, loader: Loader | Mixture) -> None:
         """Count the steps that were skipped, and refuse to go on where they will be again."""
-        skipped = window.skipped_steps(end)
+        skipped = window.skipped(end)
         if not skipped:
             return
         config, assembly, scale = self._config, self._assembly, self._assembly.parts.scale
         self.skipped_steps += len(skipped)
-        check_wire(skipped, window.was_sent_finite(skipped[0], end), config.compression.method)
-        # Where only scaled gradients overflow, as at the start of a float16 run, no record is to blame.
-        suspects = skipped if is_at_floor(scale) else window.steps_without_loss(end)
+        first = min(skipped)
+        check_wire(first, bool(skipped[first].is_sent_finite), config.compression.method)
+        suspects = list(skipped)
+        if not is_at_floor(scale):  # a smaller loss scale may help, unless the loss itself is not finite
+            suspects = [step for step, metrics in skipped.items() if not math.isfinite(metrics.loss)]
         check_records(suspects, self._ring, loader, assembly.epoch_plan, assembly.augment, config.data.place)
-        check_overflows(skipped, config, scale)
+        if is_at_floor(scale):
+            raise overflow_error(first, config)

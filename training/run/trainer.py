@@ -84,7 +84,7 @@ class Trainer(BaseTrainer):
         manifest, steps = self._shares.loader.manifest, self.epoch_plan.steps
         start = resume(config, ring, self.parts, memory or Memory(), manifest, steps)
         restore_quarantine(config, ring, self._shares, start.quarantined)
-        self.loader = self._shares.loader
+        self.loader, self._step_samples = self._shares.loader, self.epoch_plan.step_samples
         self._callbacks = Callbacks(config, self.parts.network, ring, steps)
         self._start(start, steps, memory, trackers, [self._callbacks] if config.callbacks else [])
         self._log = StepLog(config, ring, assembly, self.reports, start.skipped_steps)
@@ -102,21 +102,22 @@ class Trainer(BaseTrainer):
 
     # -- steps -----------------------------------------------------------------------------------------------------
 
-    def batches(self, epoch: int, start_step: int = 0) -> Iterator[Batch]:
-        """Yield this rank's batches for the steps of an epoch, as `train_steps` takes them."""
-        return self._batches(epoch, start_step, EpochsAhead(), epoch + 1)
+    def batches(
+        self, epoch: int, start_step: int = 0, ahead: EpochsAhead | None = None, stop_epoch: int = 0
+    ) -> Iterator[Batch]:
+        """Yield this rank's batches for the steps of an epoch, as `train_steps` takes them.
 
-    def _batches(self, epoch: int, start_step: int, ahead: EpochsAhead, stop_epoch: int) -> Iterator[Batch]:
-        """Yield the `batches` of an epoch, and begin the next one, up to `stop_epoch`, before it ends."""
+        With `ahead`, the next epoch before `stop_epoch` begins to be read before this one ends.
+        """
         loader, preprocess = self.loader, self._assembly.augment
 
         def read(first: int) -> Iterator[Batch]:
             if self.epoch_plan.repeats:
                 return islice(loader.batches(0, first, transform=preprocess), self.epoch_plan.steps - first)
-            return ahead.epoch(
-                partial(loader.batches, epoch, first, transform=preprocess), loader, epoch, first,
-                steps_per_epoch=loader.steps_per_epoch, stop_epoch=stop_epoch,
-            )  # fmt: skip
+            begin, steps = partial(loader.batches, epoch, first, transform=preprocess), loader.steps_per_epoch
+            if ahead is None:
+                return begin()
+            return ahead.epoch(begin, loader, epoch, first, steps_per_epoch=steps, stop_epoch=stop_epoch)
 
         counts_samples = self.config.sync.method == "fedavg"  # its mean does
         factor = 1.0 if counts_samples else self._shares.sample_factor
@@ -189,21 +190,19 @@ class Trainer(BaseTrainer):
                 self._commit(to_store=False)  # what another rank gave this one
 
     def _train(self) -> None:
-        epoch = self.position.epoch
+        epoch, steps = self.position.epoch, self.epoch_plan.steps
         if self._shares.agree(epoch):
             self.loader = self._shares.loader
         self.reports.emit(EpochBegan(epoch, self.loader.stats))
         self._log.restart()
-        stop_epoch = -(-self._progress.total_steps // self.epoch_plan.steps)
-        batches = self._batches(epoch, self.position.epoch_step, self._ahead, stop_epoch)
+        stop_epoch = -(-self._progress.total_steps // steps)
+        batches = self.batches(epoch, self.position.epoch_step, self._ahead, stop_epoch)
         self.train_steps(batches)
         if self._is_within(epoch):
             step = self.position.epoch_step
-            raise TrainingError(
-                f"the loader ended at step {step} of epoch {epoch}, which has {self.epoch_plan.steps} steps"
-            )
+            raise TrainingError(f"the loader ended at step {step} of epoch {epoch}, which has {steps} steps")
         if self.position.epoch != epoch and next(batches, None) is not None:
-            raise TrainingError(f"the loader continues after step {self.epoch_plan.steps}, the last of the epoch")
+            raise TrainingError(f"the loader continues after step {steps}, the last of the epoch")
         self._evaluate(epoch)
         self._end_epoch(epoch)
         self._save()
@@ -211,8 +210,7 @@ class Trainer(BaseTrainer):
     def _end_epoch(self, epoch: int) -> None:
         """Call the callbacks; any may end the run here."""
         entries = self.history.step_entries
-        loss = entries[-1]["loss"] if entries else None
-        self.reports.emit(EpochEnded(epoch, loss, self._progress.last_evaluation))
+        self.reports.emit(EpochEnded(epoch, entries[-1]["loss"] if entries else None, self._progress.last_evaluation))
         if self._callbacks.stop_training() and not self._progress.is_over:
             self._end_early("a callback asks for it")
 
@@ -232,10 +230,6 @@ class Trainer(BaseTrainer):
         digest = assert_same_weights(self.ring, [*self.parts.network.weights, *averages])
         check_weights(self.parts.network, self.position.step)
         return digest
-
-    @property
-    def _step_samples(self) -> float:
-        return self.epoch_plan.step_samples
 
     def _figures(self) -> dict[str, Any]:
         step = self.position.step

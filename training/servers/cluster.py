@@ -12,10 +12,15 @@ from ringfeed.sharding.errors import ConfigError
 from ringfeed.training.ring.tf_config import TF_CONFIG, WORKER, TaskConfig, read_tf_config
 
 CHIEF, PS = "chief", "ps"
+Task = tuple[str, int]
 _EXAMPLE = (
     '{"cluster": {"chief": ["a:2222"], "ps": ["a:2223"], "worker": ["a:2224", "b:2224"]}, '
     '"task": {"type": "worker", "index": 0}}'
 )
+
+
+def task_name(kind: str, index: int) -> str:
+    return {CHIEF: "the chief", PS: f"parameter server {index}", WORKER: f"worker {index}"}[kind]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

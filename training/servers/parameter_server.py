@@ -64,6 +64,7 @@ class ServerTrainer(BaseTrainer):
         config = with_splits(config, manifests)
         super().__init__(config, SoloRing(), cluster.workers, stop_request)
         self._cluster, self._workers = cluster, cluster.workers
+        self._step_samples = step_samples(config.parameter_server, config.data.batch_size, cluster.workers)
         self._coordinator = _connect(cluster)
         self._server = serve_board(cluster.host, self._board)
         watch_tasks(self._board.task_states, config.watchdog_seconds, stalled)
@@ -211,10 +212,6 @@ class ServerTrainer(BaseTrainer):
         if not self._progress.is_evaluated:  # else the evaluation has checked them
             with self._evaluated_weights():
                 pass
-
-    @property
-    def _step_samples(self) -> float:
-        return step_samples(self.config.parameter_server, self.config.data.batch_size, self._workers)
 
     def _figures(self) -> dict[str, Any]:
         with self._evaluated_weights() as network:

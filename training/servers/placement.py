@@ -42,7 +42,6 @@ class VariablePlacement:
         return len(self._devices)
 
     def scope(self) -> AbstractContextManager[Any]:
-        """Return the context in which variables are placed."""
         scope: AbstractContextManager[Any] = tf.variable_creator_scope(self._create)
         return scope
 

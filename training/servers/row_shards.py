@@ -62,7 +62,6 @@ class WholeTable:
         self.dtype, self.path, self.name = shards[0].dtype, shards[0].path, shards[0].name
 
     def assign(self, table: npt.NDArray[Any]) -> None:
-        """Give each shard its rows."""
         start = 0
         for shard in self.shards:
             stop = start + shard.shape[0]

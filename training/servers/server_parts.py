@@ -35,7 +35,6 @@ class ServerParts(Parts):
 
     @property
     def weights(self) -> list[Any]:
-        """The network's weights, with whole tables."""
         return whole_weights(self.network, self.tables)
 
     @contextmanager

@@ -21,28 +21,23 @@ from ringfeed.sharding.errors import RingfeedError
 from ringfeed.training.config.train_config import TrainConfig
 from ringfeed.training.models.build import build_model
 from ringfeed.training.optimizers.keras_doors import declare_functions, function_token
-from ringfeed.training.ring.tf_config import WORKER
 from ringfeed.training.ring.world import World
 from ringfeed.training.run.inputs import open_loader, traced
 
 from .board.client import BoardClient, ChiefLine
-from .cluster import PS, Cluster
+from .cluster import PS, Cluster, task_name
 from .significance import Significance
 
 NEXT_TOKEN, DONE_TOKEN, MEET_TOKEN, VOTE_TOKEN, ADDED_TOKEN, SIFT_TOKEN, FLUSH_TOKEN = map(function_token, range(7))
 
 _POLL_SECONDS = 0.2
 
-Batches = Any
-
 
 def part_loader(config: TrainConfig, part: int, parts: int) -> Loader | Mixture:
-    """Open the loader of a part of the training split."""
-    place = World(rank=part, size=parts, local_size=1)
-    return open_loader(config, place)
+    return open_loader(config, World(rank=part, size=parts, local_size=1))
 
 
-def batch_spec(batches: Batches) -> list[tf.TensorSpec]:
+def batch_spec(batches: Any) -> list[tf.TensorSpec]:
     """Return the tensors that a batch consists of, lists of varying length taken apart."""
     return list(tf.nest.flatten(batches.element_spec, expand_composites=True))
 
@@ -59,15 +54,11 @@ class _Reader:
         self._place: tuple[int, int, int] | None = None
         self._batches: Iterator[Any] = iter(())
 
-    def _open(self, part: int, epoch: int, step: int) -> Iterator[Any]:
+    def batch(self, epoch: int, part: int, step: int) -> list[Any]:
         if part not in self._loaders:
             self._loaders[part] = part_loader(self._config, part, self._parts)
-        return self._loaders[part].batches(epoch, step, transform=self._preprocess)
-
-    def batch(self, epoch: int, part: int, step: int) -> list[Any]:
-        """Return the arrays of a batch."""
         if self._place != (epoch, part, step):
-            self._batches = self._open(part, epoch, step)
+            self._batches = self._loaders[part].batches(epoch, step, transform=self._preprocess)
         batch = next(self._batches)
         self._place = (epoch, part, step + 1)
         return [tensor.numpy() for tensor in tf.nest.flatten(batch, expand_composites=True)]
@@ -149,8 +140,7 @@ class Task:
         """End this process with the chief."""
         with self._lock:
             if self.chief is None and self._ends_with_chief:
-                kind = "worker" if self._cluster.kind == WORKER else "parameter server"
-                name = f"{kind} {self._cluster.index}"
+                name = task_name(self._cluster.kind, self._cluster.index)
                 self.chief = ChiefLine(address.decode(), name, self._config.watchdog_seconds)
         return np.bool_(True)
 
@@ -192,8 +182,7 @@ def serve_task(config: TrainConfig, cluster: Cluster, is_terminating: Callable[[
         protocol="grpc",
         start=True,
     )
-    kind = "worker" if cluster.kind == WORKER else "parameter server"
-    logging.getLogger(__name__).debug("%s %d serves at %s", kind, cluster.index, server.target)
+    logging.getLogger(__name__).debug("%s serves at %s", task_name(cluster.kind, cluster.index), server.target)
     while task.chief is None or not is_terminating():
         time.sleep(_POLL_SECONDS)
     if cluster.kind == PS:

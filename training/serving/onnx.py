@@ -34,7 +34,11 @@ def encode_onnx(model: TrainedModel) -> bytes:
     except ModuleNotFoundError as error:
         raise ConfigError(f"an .onnx file needs {error.name}: pip install 'ringfeed[onnx]'") from error
     logging.getLogger("tf2onnx").setLevel(logging.CRITICAL)  # what it cannot convert, `check_onnx` finds
-    specs = tf.nest.map_structure(_spec, model.network.input)
+
+    def spec(tensor: keras.KerasTensor) -> Any:
+        return tf.TensorSpec([None, *tensor.shape[1:]], tf.as_dtype(tensor.dtype), name=tensor.name)
+
+    specs = tf.nest.map_structure(spec, model.network.input)
     flat = tf.nest.flatten(specs)
     if len({spec.name for spec in flat}) != len(flat):
         raise ConfigError("the network's inputs have no names of their own, which ONNX needs")
@@ -67,7 +71,3 @@ def _erfc(graph: Any, node: Any, *_: Any) -> None:
     inputs = [graph.make_const(f"{node.name}_one", one).output[0], graph.make_node("Erf", node.input).output[0]]
     graph.remove_node(node.name)
     graph.make_node("Sub", inputs, outputs=[output], shapes=[shape], dtypes=[dtype])
-
-
-def _spec(tensor: keras.KerasTensor) -> Any:
-    return tf.TensorSpec([None, *tensor.shape[1:]], tf.as_dtype(tensor.dtype), name=tensor.name)

@@ -7,7 +7,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -130,7 +130,10 @@ def _predict(args: argparse.Namespace, watch: Any) -> None:
     out = "-" if args.out is None and args.url == "-" else args.out
     if out is None:
         raise ConfigError("--out: name a file to write (scored.csv, .jsonl, .parquet), or a folder for a dataset")
-    keep = _kept(args.keep)
+    try:
+        keep = [name for word in args.keep for name in split_columns(word) or (ALL,)]
+    except ValueError as error:
+        raise ConfigError(f"--keep: {error}") from error
     with quiet_tensorflow():
         from .prediction_file import is_file
     if not is_file(out):
@@ -139,13 +142,6 @@ def _predict(args: argparse.Namespace, watch: Any) -> None:
         raise ConfigError(f"--out: {out} is one file, and there are {world.size} ranks; name a folder")
     else:
         _score(args, out, keep)
-
-
-def _kept(words: Sequence[str]) -> list[str]:
-    try:
-        return [name for word in words for name in split_columns(word) or (ALL,)]
-    except ValueError as error:
-        raise ConfigError(f"--keep: {error}") from error
 
 
 def _score(args: argparse.Namespace, out: str, keep: list[str]) -> None:
@@ -172,18 +168,18 @@ def _score(args: argparse.Namespace, out: str, keep: list[str]) -> None:
     warn_undefined(undefined)
     summary = {"records": records, "undefined": undefined, "seconds": time.perf_counter() - started, "file": out}
     if out != "-":
-        _report(args, summary, f"predicted {counted(records, 'record')} ({_rate(summary)})", out)
+        _report(args, summary, counted(records, "record"), out)
 
 
-def _report(args: argparse.Namespace, summary: Mapping[str, Any], done: str, out: str) -> None:
+def _report(
+    args: argparse.Namespace, summary: Mapping[str, Any], records: str, out: str, *, is_new: bool = True
+) -> None:
+    rate = summary["records"] / max(summary["seconds"], 1e-9)
+    done = f"predicted {records} ({rate:,.0f}/s)" if is_new else f"the predictions of {records} are there already"
     if args.json:
         sys.stdout.write(json.dumps(summary) + "\n")
     elif not args.quiet:
         sys.stdout.write(f"{done}: {out}\n")
-
-
-def _rate(summary: Mapping[str, Any]) -> str:
-    return f"{summary['records'] / max(summary['seconds'], 1e-9):,.0f}/s"
 
 
 def _predict_dataset(args: argparse.Namespace, out: str, keep: list[str]) -> None:
@@ -216,11 +212,7 @@ def _predict_dataset(args: argparse.Namespace, out: str, keep: list[str]) -> Non
             summary = read_summary(folder)
     if ring.rank == 0:
         summary = {**summary, "seconds": time.perf_counter() - started}
-        records = f"{summary['records']:,} records of {split!r}"
-        done = (
-            f"predicted {records} ({_rate(summary)})" if is_new else f"the predictions of {records} are there already"
-        )
-        _report(args, summary, done, out)
+        _report(args, summary, f"{summary['records']:,} records of {split!r}", out, is_new=is_new)
 
 
 def _split(args: argparse.Namespace, manifest: Manifest) -> str:

@@ -43,7 +43,8 @@ def write_predictions(out: str, schema: pa.Schema, tables: Iterable[pa.Table], c
     `out` is the path or URL of a file, or `STDOUT`. A ConfigError says that its format cannot hold a column.
     """
     records = undefined = 0
-    with _output(out) as file, _writer(out)(file, schema, classes) as write:
+    make_writer = _json_lines if out == STDOUT else next(_WRITERS[end] for end in _WRITERS if out.endswith(end))
+    with _output(out) as file, make_writer(file, schema, classes) as write:
         for table in tables:
             write(table)
             records += table.num_rows
@@ -56,10 +57,6 @@ def _output(out: str) -> AbstractContextManager[IO[bytes]]:
         return nullcontext(sys.stdout.buffer)
     storage, name = locate_file(out)
     return storage.open_output(name)
-
-
-def _writer(out: str) -> Callable[..., AbstractContextManager[_Write]]:
-    return _json_lines if out == STDOUT else next(_WRITERS[end] for end in _WRITERS if out.endswith(end))
 
 
 @contextmanager

@@ -53,9 +53,11 @@ def hold_predictions(url: str, digest: str) -> Iterator[Storage | None]:
     there.
     """
     with hold_folder(Storage(url), {"task": "predict"}, _LEASE, "name another folder with --out") as storage:
-        if Provenance(record=SUMMARY, digest=digest).made(storage) and not _missing_parts(storage):
-            yield None
-            return
+        if Provenance(record=SUMMARY, digest=digest).made(storage):
+            parts = {part["path"] for part in read_summary(storage)["files"]}
+            if parts <= {*storage.list()}:
+                yield None
+                return
         prepare_folder(storage, url)
         try:
             yield storage
@@ -68,10 +70,6 @@ def hold_predictions(url: str, digest: str) -> Iterator[Storage | None]:
 def read_summary(storage: Storage) -> dict[str, Any]:
     summary: dict[str, Any] = json.loads(storage.read(SUMMARY))
     return summary
-
-
-def _missing_parts(storage: Storage) -> set[str]:
-    return {part["path"] for part in read_summary(storage)["files"]} - {*storage.list()}
 
 
 def prepare_folder(storage: Storage, url: str) -> None:
@@ -213,7 +211,6 @@ class Predictor:
     def _tables(self, loader: Loader) -> Iterator[pa.Table]:
         inputs = [feature.name for feature in self.model.columns]
         score = tf.function(self.model.scores_of, reduce_retracing=True, autograph=False)
-
         masks = [mask_name(name) for name in self._masks]
         taken = [*inputs, *(mask for mask, name in zip(masks, self._masks, strict=True) if name in inputs)]
 

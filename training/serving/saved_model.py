@@ -54,8 +54,11 @@ def saved_model_files(model: TrainedModel, check: Callable[[TrainedModel, str], 
     classes, task = model.classes, model.config.task
 
     def serve(**tensors: Any) -> dict[str, Any]:
-        columns = {feature.name: _column(feature, names, tensors) for feature in features}
-        scores = model.scores(columns | {mask: _mask(names[mask], tensors) for mask in masks})
+        columns = {feature.name: tensors[names[feature.name]] for feature in features}
+        for name in [feature.name for feature in features if feature.fixed_shape is None]:
+            columns[name] = tf.RaggedTensor.from_tensor(columns[name], lengths=tensors[names[name + _LENGTHS]])
+        nothing = tf.zeros(tf.shape(next(iter(tensors.values())))[:1], tf.bool)  # is missing, to `serving_default`
+        scores = model.scores(columns | {mask: tensors.get(names[mask], nothing) for mask in masks})
         if task == "regression":
             return {model.scores_name: scores[:, 0]}
         if task == "multilabel":
@@ -111,18 +114,6 @@ def signature_inputs(model: TrainedModel, columns: Mapping[str, Any]) -> dict[st
         if is_list:
             inputs[names[column + _LENGTHS]] = values.row_lengths()
     return inputs
-
-
-def _column(feature: Feature, names: Mapping[str, str], tensors: Mapping[str, Any]) -> Any:
-    values = tensors[names[feature.name]]
-    if feature.fixed_shape is None:
-        return tf.RaggedTensor.from_tensor(values, lengths=tensors[names[feature.name + _LENGTHS]])
-    return values
-
-
-def _mask(name: str, tensors: Mapping[str, Any]) -> Any:
-    """The mask of that name; without one, nothing is missing."""
-    return tensors[name] if name in tensors else tf.zeros(tf.shape(next(iter(tensors.values())))[:1], tf.bool)
 
 
 def input_names(columns: Iterable[str]) -> dict[str, str]:

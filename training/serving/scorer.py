@@ -12,14 +12,14 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import tensorflow as tf
 
 from ringfeed.pipeline.decode.columns import filled_columns
-from ringfeed.pipeline.select.sample_columns import mask_name
+from ringfeed.pipeline.deliver.to_numpy import numpy_batch
 from ringfeed.pipeline.select.selected_columns import mask_fill
+from ringfeed.pipeline.transforms.failing_record import as_tensor
 from ringfeed.sharding.errors import ConfigError, SourceError
 from ringfeed.sharding.prepare.new_records import NewRecords
-from ringfeed.sharding.schema import Feature, Schema
+from ringfeed.sharding.schema import Schema
 
 from .prediction_columns import NAMES, RECORD, PredictionColumns
 
@@ -67,37 +67,17 @@ class RecordScorer:
                 yield pa.Table.from_arrays([numbers, *columns, *scores], schema=schema)
                 first += rows.num_rows
 
-    def _score(self, batch: pa.RecordBatch, first: int) -> Any:
+    def _score(self, rows: pa.RecordBatch, first: int) -> Any:
         features = Schema(features=self.records.features)
         for feature in features.features:
-            nulls = batch.column(feature.name).null_count
+            nulls = rows.column(feature.name).null_count
             if nulls and feature.name not in self.marked and not feature.dtype.startswith("float"):
-                row = first + int(np.argmax(batch.column(feature.name).is_null().to_numpy(zero_copy_only=False)))
+                row = first + int(np.argmax(rows.column(feature.name).is_null().to_numpy(zero_copy_only=False)))
                 raise SourceError(
                     f"{self.records.source.url}: record {row} has no value of {feature.name!r}, and none was missing "
                     "in training; fill it, or leave such records out"
                 )
-        columns = filled_columns(
-            pa.Table.from_batches([batch]), features, mask_fill(features, self.marked), self.marked
-        )
-        tensors = {feature.name: _tensor(feature, columns[feature.name]) for feature in features.features}
-        masks = {mask_name(name): tf.constant(columns[mask_name(name)]) for name in self.marked}
-        return self.score(tensors | masks).numpy()
-
-
-def _tensor(feature: Feature, column: Any) -> Any:
-    """Return a column of a batch as a loader delivers it."""
-    if isinstance(column, np.ndarray):
-        return tf.constant(column)
-    if feature.elements is None:
-        flat = _flat(column.flatten(), feature)
-        return tf.RaggedTensor.from_row_lengths(flat, column.value_lengths().fill_null(0).to_numpy().astype(np.int64))
-    if feature.shape:
-        return tf.reshape(_flat(column.flatten(), feature), [len(column), *feature.shape])
-    return _flat(column, feature)
-
-
-def _flat(values: pa.Array, feature: Feature) -> Any:
-    if feature.numeric:
-        return tf.constant(values.to_numpy(zero_copy_only=False))
-    return tf.constant(values.to_pylist(), tf.string)
+        fill = mask_fill(features, self.marked)
+        columns = filled_columns(pa.Table.from_batches([rows]), features, fill, self.marked)
+        batch = numpy_batch(columns, features)
+        return self.score({name: as_tensor(values) for name, values in batch.items()}).numpy()

@@ -126,7 +126,6 @@ class TrainedModel:
 
     @property
     def predictions(self) -> PredictionColumns:
-        """The columns that follow from scores."""
         return PredictionColumns(manifest=self.manifest, target=self.target)
 
     @cached_property
@@ -142,7 +141,6 @@ class TrainedModel:
 
     @cached_property
     def compiled_scores(self) -> Callable[[Columns], Any]:
-        """`scores`, compiled."""
         function: Callable[[Columns], Any] = tf.function(self.scores, reduce_retracing=True, autograph=False)
         return function
 
@@ -226,7 +224,6 @@ def column_spec(feature: Feature) -> Any:
 
 
 def mask_specs(features: Iterable[Feature]) -> dict[str, Any]:
-    """Return the types of the masks of columns."""
     names = [mask_name(feature.name) for feature in features]
     return {name: tf.TensorSpec([None], tf.bool, name=re.sub(r"\W", "_", name)) for name in names}
 
@@ -358,7 +355,8 @@ def _build(file: ModelFile, load: Callable[[Any], None], source: str, trust_code
     """Build the network as for a run, but for what only training needs, and load its weights, which must be finite."""
     built = build_model(file.manifest, _for_serving(file.config))
     load(built.network)
-    if bad := [weight.path for weight in built.network.weights if not _is_finite(weight)]:
+    floats = [weight for weight in built.network.weights if str(weight.dtype).startswith(("float", "bfloat"))]
+    if bad := [weight.path for weight in floats if not bool(tf.reduce_all(tf.math.is_finite(weight.value)))]:
         is_file = source.endswith(".keras")
         earlier = "use" if is_file else "remove the newest checkpoint there, to use"
         raise TrainingError(
@@ -375,10 +373,6 @@ def _build(file: ModelFile, load: Callable[[Any], None], source: str, trust_code
         source=source,
         trust_code=trust_code,
     )
-
-
-def _is_finite(weight: Any) -> bool:
-    return not str(weight.dtype).startswith(("float", "bfloat")) or bool(tf.reduce_all(tf.math.is_finite(weight.value)))
 
 
 def _for_serving(config: TrainConfig) -> TrainConfig:

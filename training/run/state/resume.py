@@ -49,7 +49,6 @@ class Start:
 
 
 def open_store(config: TrainConfig) -> CheckpointStore | None:
-    """Open the store of a run's checkpoints; None if it has none."""
     options = config.checkpoint
     if options.url is None:
         return None

@@ -95,7 +95,6 @@ class Board:
                 self._heard[name] = report
 
     def task_states(self) -> TaskStates:
-        """Return what is known of the tasks."""
         with self._changed:
             busy = frozenset(self._busy)
             return TaskStates(heard=dict(self._heard), busy=busy, waiting=self._waiting, moved=self._moved)
@@ -136,7 +135,12 @@ class Board:
         """Answer a worker's message; a worker that asks for a step may wait."""
         match message:
             case {"take": _}:
-                return self._take(worker)
+                with self._changed:
+                    self._waiting += 1
+                    try:
+                        return self._next_step(worker)
+                    finally:
+                        self._waiting -= 1
             case {"vote": _}:
                 with self._changed:
                     return {"counts": self._plan is not None and self._plan.vote(worker)}
@@ -154,14 +158,6 @@ class Board:
             case {"error": str(text)}:
                 self.fail(f"worker {worker}: {text}")
         return {}
-
-    def _take(self, worker: int) -> dict[str, Any]:
-        with self._changed:
-            self._waiting += 1
-            try:
-                return self._next_step(worker)
-            finally:
-                self._waiting -= 1
 
     def _next_step(self, worker: int) -> dict[str, Any]:
         while True:
@@ -214,7 +210,6 @@ class _Server(LineServer):
             self._board.hear(name, None)
 
     def dismiss(self) -> None:
-        """Tell all tasks that the run has ended."""
         for listener in self._listeners:
             with suppress(OSError):  # it has ended already
                 listener.send(BYE)

@@ -83,12 +83,9 @@ class RoundPlan:
         self._held.pop(worker, None)
         if worker == self._last:
             self._round += 1
-            self._next()
-
-    def _next(self) -> None:
-        self._last = None
-        for names in (self._taken, self._granted, self._added):
-            names.clear()
+            self._last = None
+            for parts in (self._taken, self._granted, self._added):
+                parts.clear()
 
     def leave(self, worker: int) -> WorkerStep | None:
         """Note that a worker has died, and return the step that it had begun; another reads its batch again."""
@@ -97,9 +94,8 @@ class RoundPlan:
         if step is not None and step.step == self._round:
             is_counted = step.part in self._added and worker != self._last
             if not is_counted:
-                self._taken.discard(step.part)
-                self._granted.discard(step.part)
-                self._added.discard(step.part)
+                for parts in (self._taken, self._granted, self._added):
+                    parts.discard(step.part)
                 self._last = None if worker == self._last else self._last
         return step
 
