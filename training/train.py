@@ -271,9 +271,7 @@ def _describe(config: TrainConfig, args: argparse.Namespace) -> None:
     _check_outputs(config, args)
     configure_logging(0, quiet=args.quiet, verbose=args.verbose, as_json=args.json)
     with quiet_tensorflow():
-        from .planning.plan import plan_run
-    from .planning.page import plan_json, plan_text
-
+        from .planning.plan import plan_json, plan_run, plan_text
     plan = plan_run(config, args.ranks or (world.size if world else 1))
     sys.stdout.write(plan_json(plan) if args.json else plan_text(plan))
 

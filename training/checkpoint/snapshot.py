@@ -51,10 +51,8 @@ class Position:
         >>> Position(step=9, epoch=1, epoch_step=4).advanced(5)
         Position(step=10, epoch=2, epoch_step=0)
         """
-        inner = self.epoch_step + 1
-        if inner == steps_per_epoch:
-            return Position(step=self.step + 1, epoch=self.epoch + 1)
-        return Position(step=self.step + 1, epoch=self.epoch, epoch_step=inner)
+        ended_epochs, epoch_step = divmod(self.epoch_step + 1, steps_per_epoch)
+        return Position(step=self.step + 1, epoch=self.epoch + ended_epochs, epoch_step=epoch_step)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -122,7 +122,7 @@ def decode(data: bytes) -> Checkpoint:
     state = json.loads(metadata["state"])
     if not isinstance(state, dict):
         raise TypeError(f"its state is {state!r:.80}")
-    if _HISTORY in found:
+    if _HISTORY in found:  # in older files it is in the header
         state[_HISTORY] = json.loads(found[_HISTORY].tobytes())
     return Checkpoint(step=int(metadata["step"]), arrays=arrays, state=state, run=metadata.get("run", ""))
 

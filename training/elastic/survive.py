@@ -14,7 +14,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -49,15 +49,13 @@ def is_of_collective(error: BaseException) -> bool:
     return isinstance(error, _LOST) and "orovod" in str(error)
 
 
-def survive(
-    members: Members, run: Run, is_terminating: Callable[[], bool], environ: Mapping[str, str] = os.environ
-) -> dict[str, Any] | None:
+def survive(members: Members, run: Run, is_terminating: Callable[[], bool]) -> dict[str, Any] | None:
     """Train until the run ends, in one ring after another; return its metrics, or None if this rank has to go.
 
     `run` trains in a ring, resumes from the commits in a memory, and keeps its own there; `is_terminating` says whether
     this process was asked to end. Raises `Stopped` once a rank was asked to end, and all have saved a checkpoint.
     """
-    world, memory = world_from_environment(environ), Memory()
+    world, memory = world_from_environment(os.environ), Memory()
     assert world is not None
     hvd = prepare(world)
     gc.freeze()  # what imports made stays: each `gc.collect` would take a second to scan it
@@ -65,7 +63,7 @@ def survive(
     while members.wait(memory.step):
         ring = _rejoin(hvd, members)
         if is_first:
-            pin_gpu(int(environ.get(_SLOT, ring.local_rank)), ring.local_size)
+            pin_gpu(int(os.environ.get(_SLOT, ring.local_rank)), ring.local_size)
         is_first = False
         metrics = _train(run, ring, memory, is_terminating)
         if metrics is not None:

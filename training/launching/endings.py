@@ -73,13 +73,12 @@ class LauncherSignals:
         return Ending(status=TERMINATED, line=line)
 
 
-def cause_of_death(process: int | str, code: int | None) -> str:
-    """Return in words how a process ended that reported nothing: a rank, by its number, or another, by its name.
+def cause_of_death(name: str, code: int | None) -> str:
+    """Return in words how a process ended that reported nothing.
 
-    >>> cause_of_death(1, -9)
+    >>> cause_of_death("rank 1", -9)
     'rank 1 was killed by SIGKILL (as the kernel does when memory runs out)'
     """
-    name = f"rank {process}" if isinstance(process, int) else process
     if code is None or code >= 0:
         return f"{name} ended with status {code}"
     hint = " (as the kernel does when memory runs out)" if -code == signal.SIGKILL else ""

@@ -88,16 +88,13 @@ class HostGroup(ProcessGroup[Key]):
     ) -> RemoteProcess:
         """Start a process on the host that its environment names in HOROVOD_HOSTNAME."""
         host = environment[_HOST]
-        (out, theirs), (err, their_errors) = os.pipe(), os.pipe()
         popen = subprocess.Popen(
             self._connection(host),
             stdin=subprocess.PIPE,
-            stdout=theirs,
-            stderr=their_errors,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             process_group=0,
         )
-        os.close(theirs)
-        os.close(their_errors)
         self.processes[key] = process = RemoteProcess(popen=popen, host=host, silence_seconds=self._silence)
         passed = {name: text for name, text in os.environ.items() if not _OF_THIS_MACHINE.match(name)}
         request = RankRequest(
@@ -109,6 +106,8 @@ class HostGroup(ProcessGroup[Key]):
             has_channel=hear is not None,
         )
         assert popen.stdin is not None
+        assert popen.stdout is not None
+        assert popen.stderr is not None
         with suppress(OSError):  # ssh has ended, which its status says
             popen.stdin.write(request.encode())
             popen.stdin.flush()
@@ -121,8 +120,8 @@ class HostGroup(ProcessGroup[Key]):
         def take_words(data: bytes) -> None:
             process.words = (process.words + data.decode(errors="replace"))[-1000:]
 
-        self.watch(process, out, take)
-        self.watch(process, err, take_words)
+        self.watch(process, popen.stdout, take)
+        self.watch(process, popen.stderr, take_words)
         return process
 
     def _connection(self, host: str) -> list[str]:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import IO, TYPE_CHECKING, Any, Generic, TypeVar
 
 from ringfeed.training.ring.launched import CHANNEL, REPORT, SIBLINGS, EndReport
 
@@ -26,6 +26,7 @@ _REPORT_SECONDS = 1.0  # a process that ends tells why within milliseconds
 _ENVIRONMENT = {"HOROVOD_LOG_LEVEL": "fatal", "HOROVOD_GLOO_TIMEOUT_SECONDS": "120", "PYTHONUNBUFFERED": "1"}
 
 Key = TypeVar("Key")
+Source = int | socket.socket | IO[bytes]
 
 
 class Lines:
@@ -46,7 +47,7 @@ class Process:
 
     popen: subprocess.Popen[bytes]
     report: EndReport | None = None  # how it said it would end
-    sources: list[int | socket.socket] = field(default_factory=list)  # its pipes and sockets that are still open
+    sources: list[Source] = field(default_factory=list)  # its pipes and sockets that are still open
     channel: socket.socket | None = None  # socket to it, for messages; None: it gets none
     host: str = ""  # name of its host; empty: this machine
 
@@ -146,7 +147,7 @@ class ProcessGroup(Generic[Key]):
             self.watch(process, mine, lambda data: [hear(message) for message in split(data)])
         return process
 
-    def watch(self, process: Process, source: int | socket.socket, take: Callable[[bytes], object]) -> None:
+    def watch(self, process: Process, source: Source, take: Callable[[bytes], object]) -> None:
         """Let `listen` pass on what comes from a pipe or socket of a process, until that closes its end."""
         process.sources.append(source)
         self._selector.register(source, selectors.EVENT_READ, (process, take))
@@ -158,13 +159,13 @@ class ProcessGroup(Generic[Key]):
             self._close(process, source)
         return process
 
-    def _close(self, process: Process, source: int | socket.socket) -> None:
+    def _close(self, process: Process, source: Source) -> None:
         self._selector.unregister(source)
         process.sources.remove(source)
-        if isinstance(source, socket.socket):
-            source.close()
-        else:
+        if isinstance(source, int):
             os.close(source)
+        else:
+            source.close()
 
     def listen(self, seconds: float = POLL_SECONDS) -> None:
         """Take what the processes say, and wait for it at most so long."""

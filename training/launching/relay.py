@@ -134,12 +134,10 @@ def interface_of(address: str) -> str:
 
 def main() -> int:
     """Run the rank that the first line of standard input asks for."""
-    line = bytearray()
-    while not line.endswith(b"\n"):  # byte by byte: what follows is for the relay
-        byte = os.read(0, 1)
-        if not byte:
-            return 1
-        line += byte
+    with open(0, "rb", buffering=0, closefd=False) as stream:  # no buffer: what follows is for the relay
+        line = stream.readline()
+    if not line.endswith(b"\n"):
+        return 1
     request = RankRequest(**json.loads(line))
     try:
         os.chdir(request.folder)

@@ -67,23 +67,21 @@ class ServerLog:
     def add(self, reports: Sequence[Done], step: int) -> None:
         """Add what workers reported; a TrainingError if a loss or gradient, after so many steps, was not finite."""
         for done in reports:
-            self._add(done, step)
-
-    def _add(self, done: Done, step: int) -> None:
-        if not (math.isfinite(done.loss) and math.isfinite(done.gradient_norm)):
-            raise TrainingError(
-                f"the loss or the gradients of an update after step {step} are not finite in {self._config.precision}: "
-                "lower optimizer.learning_rate, warm up for longer, or set optimizer.clip_norm"
-            )
-        if done.sent_share == 0.0 and self._config.parameter_server.mode == "sync":
-            self._dropped += 1
-            return
-        if not self._count:
-            self._untimed, self._started = 1, time.perf_counter()  # it compiled: it says nothing about throughput
-        self._updates.append(done)
-        self._count += 1
-        self._staleness += done.staleness
-        self._stalest = max(self._stalest, done.staleness)
+            if not (math.isfinite(done.loss) and math.isfinite(done.gradient_norm)):
+                raise TrainingError(
+                    f"the loss or the gradients of an update after step {step} are not finite in "
+                    f"{self._config.precision}: lower optimizer.learning_rate, warm up for longer, or set "
+                    "optimizer.clip_norm"
+                )
+            if done.sent_share == 0.0 and self._config.parameter_server.mode == "sync":
+                self._dropped += 1
+                continue
+            if not self._count:
+                self._untimed, self._started = 1, time.perf_counter()  # it compiled: it says nothing about throughput
+            self._updates.append(done)
+            self._count += 1
+            self._staleness += done.staleness
+            self._stalest = max(self._stalest, done.staleness)
 
     def is_due(self, step: int) -> bool:
         """Whether as many steps are done as `output.log_every` says."""

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
@@ -18,12 +18,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemaining
 from ringfeed.pipeline.deliver.quiet_tensorflow import quiet_tensorflow
 from ringfeed.sharding.dataset.dataset import open_dataset
 from ringfeed.sharding.dataset.manifest import Manifest
-from ringfeed.sharding.errors import ConfigError
-from ringfeed.sharding.messages import counted
+from ringfeed.sharding.errors import ConfigError, SourceError
+from ringfeed.sharding.messages import brief, counted
 from ringfeed.sharding.prepare import PrepareOptions, split_columns
 from ringfeed.sharding.prepare.comma_lists import ALL
+from ringfeed.sharding.sources.records.in_memory import write_records
+from ringfeed.sharding.sources.ringfeed import find_dataset, open_named_dataset, resolve_split
 from ringfeed.sharding.storage.storage import Storage
-from ringfeed.sharding.storage.temporary_folder import process_folder
+from ringfeed.sharding.storage.temporary_folder import process_folder, temporary_folder
 from ringfeed.training.reports.console import configure_logging
 from ringfeed.training.ring.launched import end_with_launcher, is_launched
 from ringfeed.training.ring.world import world_from_environment
@@ -31,9 +33,8 @@ from ringfeed.training.run.leaving import leave, leave_after
 from ringfeed.training.run.state.outputs import check_writable
 from ringfeed.training.run.stopping import INTERRUPTED
 
-from .given_records import records_at
-
 _PROGRAM = "ringfeed predict"
+_STDIN = "-"
 
 DESCRIPTION = (
     "Predict classes, labels or numbers for the records of a file or a dataset; a dataset's also on the ranks of a "
@@ -127,7 +128,7 @@ def _predict(args: argparse.Namespace, watch: Any) -> None:
         watch.is_silent = rank > 0 or is_launched()
     end_with_launcher()
     configure_logging(rank, quiet=args.quiet)
-    out = "-" if args.out is None and args.url == "-" else args.out
+    out = "-" if args.out is None and args.url == _STDIN else args.out
     if out is None:
         raise ConfigError("--out: name a file to write (scored.csv, .jsonl, .parquet), or a folder for a dataset")
     try:
@@ -155,7 +156,7 @@ def _score(args: argparse.Namespace, out: str, keep: list[str]) -> None:
         from .trained import open_trained
     model = open_trained(args.model, args.data, trust_code=args.trust_code)
     csv = {name: value for name in ("delimiter", "encoding", "decimal") if (value := getattr(args, name)) is not None}
-    with records_at(args.url, args.split) as (source, is_dataset):
+    with _records_at(args.url, args.split) as (source, is_dataset):
         scorer = model.scorer(
             source,
             PrepareOptions() if is_dataset else model.preparation,
@@ -184,7 +185,7 @@ def _report(
 
 def _predict_dataset(args: argparse.Namespace, out: str, keep: list[str]) -> None:
     """Predict a split of a dataset on all ranks, and write a folder."""
-    if args.url == "-" or Path(args.url).is_file():
+    if args.url == _STDIN or Path(args.url).is_file():
         raise ConfigError(f"--out: the predictions for {args.url} go to one file; name it, such as --out scored.csv")
     manifest = open_dataset(args.url).manifest
     split = _split(args, manifest)
@@ -234,3 +235,40 @@ def _bar(*, is_shown: bool) -> Iterator[Callable[[int, int], object]]:
     with Progress(BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=Console(stderr=True)) as progress:
         task = progress.add_task("")
         yield lambda done, total: progress.update(task, completed=done, total=total)
+
+
+@contextmanager
+def _records_at(url: str, split: str | None) -> Iterator[tuple[Any, bool]]:
+    """Yield what `sources.open_source` opens at a path, a URL or ``-``, and whether it is a dataset's split.
+
+    A ConfigError says that a split is missing, or is given for what has none; a SourceError that standard input holds
+    no JSON objects.
+    """
+    found = None if url == _STDIN else find_dataset(url)
+    if found is not None:
+        folder, named = found
+        dataset, _ = open_named_dataset(folder)
+        own = resolve_split(folder, dataset, named if split is None else split)
+        yield f"{folder}#{own}", True
+        return
+    if split is not None:
+        raise ConfigError(f"--split: {url} is no dataset, so it has no splits; leave it out")
+    if url != _STDIN:
+        yield url, False
+        return
+    rows = list(_json_rows(sys.stdin.buffer))
+    with temporary_folder() as temporary:
+        yield write_records(rows, Storage(str(temporary))), False
+
+
+def _json_rows(file: IO[bytes]) -> Iterator[dict[str, Any]]:
+    for number, line in enumerate(file, start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise SourceError(f"standard input: line {number}: {brief(error)}; give one JSON object a line") from error
+        if not isinstance(row, dict):
+            raise SourceError(f"standard input: line {number}: it is no JSON object; give one a line, by column")
+        yield row

@@ -11,8 +11,7 @@ import pytest
 
 from ringfeed.tools import cli
 from ringfeed.training.config.config_file import load_config
-from ringfeed.training.planning.page import plan_text
-from ringfeed.training.planning.plan import plan_run
+from ringfeed.training.planning.plan import plan_run, plan_text
 from ringfeed.training.ring.ring import SoloRing
 from ringfeed.training.run.trainer import Trainer
 
