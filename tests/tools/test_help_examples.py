@@ -37,7 +37,9 @@ epochs: 1
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder in which the examples run: a dataset, a model, a configuration, the records of a run."""
+    """A folder in which the examples run: a dataset, a model, a configuration, the records and the trace of a run."""
+    import tensorflow as tf
+
     root: Path = tmp_path_factory.mktemp("examples")
     rows = np.arange(RECORDS)
     columns = {"hour": rows % 24, "distance": rows / 7, "carrier": [("AA", "UA", "DL")[i % 3] for i in rows]}
@@ -51,6 +53,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     steps = [Row("step", step, 0, 1, 1e6 + step, 0.01, 0.05, 0.0, 0.01, 0.001) for step in range(30)]
     file.rows(RowsRecorded([*steps, Row(END, 30, 1, 1, 1e6 + 30, 0, 0, 0, 0, 0)]))
     file.close(RunEnded(30, 1, is_finished=True))
+    tf.profiler.experimental.start(str(root / "runs/1/trace"))
+    tf.linalg.matmul(tf.ones([64, 64]), tf.ones([64, 64])).numpy()
+    tf.profiler.experimental.stop()
     return root
 
 
@@ -88,7 +93,7 @@ def test_an_example_of_the_help_runs(
         for place, url in urls.items():
             line = line.replace(place, url)
         words = shlex.split(line)
-        measures = "runs/1/records" not in line and "--costs" not in words
+        measures = "runs/1/" not in line and "--costs" not in words
         return run_here(words[0], [*words[1:], *(["--seconds", "0.2"] if measures else [])], {})
 
     if "--costs" in example and not (folder / "costs.json").exists():

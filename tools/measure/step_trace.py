@@ -18,6 +18,7 @@ from typing import Any
 
 from ringfeed.sharding.errors import ConfigError
 from ringfeed.sharding.storage.temporary_folder import temporary_folder
+from ringfeed.sharding.storage.untrusted_files import guarded, read_untrusted
 
 from .training_trials import Workload, guarded_step
 from .trial import synchronize_devices
@@ -25,6 +26,7 @@ from .trial import synchronize_devices
 _STEPS = 5
 _LONGEST = 5
 _STEP = "ringfeed step"  # what a recording calls each step
+_FILES, _MOST_BYTES = "*.xplane.pb", 1 << 30  # a trace of some steps has a few MB
 _OPERATION = re.compile(r"([^:\s]+):(\w+)")  # name and type, as TensorFlow's executor names what it runs
 _EAGER = "EagerLocalExecute: "
 _CALLS = re.compile(r"__(inference|forward|backward)_|((Stateful)?PartitionedCall|_?XlaRun|XlaLaunch|While|If|Case)$")
@@ -105,6 +107,29 @@ def trace_step(workload: Workload) -> tuple[StepInside, list[Span]]:
     return look_inside(spans, "TensorFlow"), spans
 
 
+def find_trace(folder: str) -> str | None:
+    """The newest file that TensorFlow's profiler wrote below a local folder, such as a run's `track.profile`."""
+    places = (Path(folder), *Path(folder).glob("plugins/profile/*"))
+    return max((str(path) for place in places for path in place.glob(_FILES)), default=None)
+
+
+def read_trace(path: str) -> tuple[StepInside, list[Span]]:
+    """Read a file of TensorFlow's profiler; all that it holds counts as one step.
+
+    Raises:
+        ConfigError: it is no such file, or holds no operations.
+    """
+    from tensorflow.tsl.profiler.protobuf import xplane_pb2
+
+    with guarded(path, "a trace by TensorFlow's profiler"):
+        spans = list(read_space(xplane_pb2.XSpace.FromString(read_untrusted(path, _MOST_BYTES))))
+        if not spans:
+            raise ConfigError("no operation ran while it was recorded")
+        begin, end = min(span.begin for span in spans), max(span.end for span in spans)
+        whole = Span(name=_STEP, kind="step", place="trace", begin=begin, end=end)
+        return look_inside([whole, *(span for span in spans if span.kind != "step")], "TensorFlow"), spans
+
+
 def look_inside(spans: Sequence[Span], profiler: str) -> StepInside:
     """Count the spans of a recording, which has at least one step."""
     steps = [span for span in spans if span.kind == "step"]
@@ -172,7 +197,7 @@ def _by_tensorflow(step: Callable[[Any], None], batches: Sequence[Any]) -> list[
                     synchronize_devices()
         finally:
             tf.profiler.experimental.stop()
-        spaces = [xplane_pb2.XSpace.FromString(path.read_bytes()) for path in Path(folder).rglob("*.xplane.pb")]
+        spaces = [xplane_pb2.XSpace.FromString(path.read_bytes()) for path in Path(folder).rglob(_FILES)]
     return [span for space in spaces for span in read_space(space)]
 
 
@@ -198,15 +223,18 @@ def read_space(space: Any) -> Iterator[Span]:
 def _operation(name: str) -> str:
     """The operation that an event on the host is; empty if it is none, or calls others that have events.
 
-    >>> [_operation(name) for name in ("model/dense/MatMul:_MklMatMul", "EagerLocalExecute: Sin", "FunctionRun")]
-    ['model/dense/MatMul', 'Sin', '']
+    The stages of a loader are none.
+
+    >>> names = ("model/dense/MatMul:_MklMatMul", "EagerLocalExecute: Sin", "FunctionRun", "ringfeed:gather")
+    >>> [_operation(name) for name in names]
+    ['model/dense/MatMul', 'Sin', '', '']
     """
     if name.startswith(_EAGER):
         operation = kind = name.removeprefix(_EAGER)
     else:
         found = _OPERATION.fullmatch(name)
         operation, kind = found.groups() if found else ("", "")
-    return "" if _CALLS.match(kind) else operation
+    return "" if operation == "ringfeed" or _CALLS.match(kind) else operation
 
 
 def _by_torch(step: Callable[[Any], None], batches: Sequence[Any]) -> list[Span]:

@@ -94,9 +94,9 @@ class ExpectedGain:
     text: str
     gain: Estimate | None
     first_batch_seconds: tuple[float, float]
-    memory_bytes: int
-    disk_bytes: int
-    later: bool
+    memory_bytes: int = 0
+    disk_bytes: int = 0
+    later: bool = False
 
 
 def expected_gain(
@@ -106,7 +106,7 @@ def expected_gain(
     *,
     first_batch_seconds: float,
     seconds: Estimate,
-    memory_bytes: float,
+    memory_bytes: float = 0,
     disk_bytes: float = 0,
     later: bool = False,
 ) -> ExpectedGain:
@@ -125,12 +125,9 @@ def expected_gain(
         others = max((each for name, each in figures.parts.items() if name != "loader"), default=0.0)
         lost = max(now - max(figures.parts.values()) - (figures.first_batch_seconds - first_batch_seconds), 0.0)
     low, value, high = ((max(others, each) + lost) / now for each in (seconds.low, seconds.value, seconds.high))
+    gain = predicted(ratio(relative, Estimate(value=value, low=low, high=high)), figures.disturbed)
+    first = figures.first_batch_seconds, first_batch_seconds
     return ExpectedGain(
-        options=options,
-        text=text,
-        gain=predicted(ratio(relative, Estimate(value=value, low=low, high=high)), figures.disturbed),
-        first_batch_seconds=(figures.first_batch_seconds, first_batch_seconds),
-        memory_bytes=int(memory_bytes),
-        disk_bytes=int(disk_bytes),
-        later=later,
-    )
+        options=options, text=text, gain=gain, first_batch_seconds=first, memory_bytes=int(memory_bytes),
+        disk_bytes=int(disk_bytes), later=later,
+    )  # fmt: skip

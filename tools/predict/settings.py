@@ -231,10 +231,7 @@ def _suggested(case: _Case, options: Mapping[str, Any]) -> ExpectedGain:
     text = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in options.items())
     if not options.keys() <= {"prefetch_bytes", "batch_size"} | ({"fetch_threads"} if store is not None else set()):
         first = case.figures.first_batch_seconds
-        return ExpectedGain(
-            options=options, text=text, gain=None, first_batch_seconds=(first, first), memory_bytes=0, disk_bytes=0,
-            later=False,
-        )  # fmt: skip
+        return ExpectedGain(options=options, text=text, gain=None, first_batch_seconds=(first, first))
     simulated = dict(options)
     if "batch_size" in options:  # of all ranks
         simulated["batch_size"] = options["batch_size"] * facts.local_batch_size // facts.batch_size
@@ -255,7 +252,7 @@ def _cache(case: _Case) -> Iterator[ExpectedGain]:
         return
     yield expected_gain(
         figures, {"cache": "FOLDER"}, "--cache FOLDER", first_batch_seconds=warm.first_batch_seconds,
-        seconds=_around(warm.first_batch_seconds + figures.samples / warm.rate.value, warm.rate), memory_bytes=0,
+        seconds=_around(warm.first_batch_seconds + figures.samples / warm.rate.value, warm.rate),
         disk_bytes=case.facts.epoch_bytes, later=True,
     )  # fmt: skip
 

@@ -1,6 +1,6 @@
-"""`ringfeed profile`: measure a dataset's loader from the command line.
+"""`ringfeed profile`: measure a dataset's loader, or read the records of a run, from the command line.
 
-Tested in tests/tools/profile/test_measure.py.
+Tested in tests/tools/profile/test_measure.py and tests/tools/profile/test_run_command.py.
 """
 
 from __future__ import annotations
@@ -20,16 +20,20 @@ from ringfeed.sharding.errors import ConfigError
 from ringfeed.sharding.prepare.comma_lists import split_names
 from ringfeed.sharding.schema import Schema
 from ringfeed.sharding.storage.temporary_folder import process_folder
+from ringfeed.sharding.storage.untrusted_files import guarded
 from ringfeed.tools.argument_types import add_verbosity, checked_type, parse_bytes
 from ringfeed.tools.console import print_text, print_warnings
-from ringfeed.tools.measure.run_records import holds_records
+from ringfeed.tools.measure.run_records import holds_records, read_run
+from ringfeed.tools.measure.step_trace import find_trace, read_trace
 from ringfeed.tools.measure.workloads import add_shared, check_source, parse_size, user_functions
-from ringfeed.tools.report.profile_result import Profile
+from ringfeed.tools.report.profile_result import Profile, TraceProfile
+from ringfeed.tools.report.run_result import profile_records
+from ringfeed.tools.report.trace import write_step_trace, write_trace
 from ringfeed.training.config.class_names import shares_by_class
 from ringfeed.training.run.state.outputs import check_writable
 
 from .measure import profile, profile_run
-from .run_command import run_on_records
+from .watch import follow
 
 _EPILOG = """\
 examples:
@@ -41,6 +45,7 @@ examples:
   ringfeed profile --config train.yaml --trace step.json  # and the longest operations of its step
   ringfeed profile runs/1/records                         # a run of ringfeed train, by what output.records wrote
   ringfeed profile runs/1/records --watch                 # the same while it is under way
+  ringfeed profile runs/1/trace                           # its longest operations, by what track.profile wrote
   ringfeed profile data/flights --fill tail=unknown --rank 0 --world-size 8
   ringfeed profile data/flights --columns hour,distance --where "carrier in ('AA', 'UA')"
   ringfeed profile s3://bucket/flights --cache /mnt/nvme/cache   # first fills it, then reads it
@@ -60,7 +65,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add(
         "url", nargs="?",
-        help="dataset: a path, s3://, hdfs://, whatever fsspec opens; or folder of a run's records; or give --config",
+        help="dataset: a path, s3://, hdfs://, whatever fsspec opens; or folder of a run's records, or of its trace; "
+        "or give --config",
     )  # fmt: skip
     add_shared(parser, "--step", "--transform", "--config", "--set")
     add(
@@ -120,7 +126,10 @@ def run(args: argparse.Namespace) -> int:
     """Run `ringfeed profile`."""
     if args.url is not None and (args.follow or holds_records(args.url)):
         _refuse_others(args, {"url", "follow", "trace", "html", "json", "quiet", "verbose"}, "a run's records")
-        return run_on_records(args)
+        return _profile_records(args)
+    if args.url is not None and (path := find_trace(args.url)) is not None:
+        _refuse_others(args, {"url", "trace", "json", "quiet", "verbose"}, "a run's trace")
+        return _profile_trace(args, path)
     if args.follow or (args.trace and not (args.step or args.config)):
         raise ConfigError(
             "--watch and --trace are for a run's records: name their folder (output.records); --trace is for a step, "
@@ -135,6 +144,37 @@ def run(args: argparse.Namespace) -> int:
     if args.html is not None:
         write_page(result, args.html)
     print_text(json.dumps(asdict(result) | {"ceilings": result.ceilings}, indent=2) if args.json else result)
+    return 0
+
+
+def _profile_records(args: argparse.Namespace) -> int:
+    """Read or follow the records of a run in `args.url`, and print and write what is asked for."""
+    for file in filter(None, (args.html, args.trace)):
+        check_writable(file)
+    if args.html is not None:
+        from ringfeed.tools.report.pages import write_run_page  # now, for an error if matplotlib is not installed
+    watch = getattr(args, "watch", None)
+    records = follow(args.url, watch.check if watch else lambda: None) if args.follow else read_run(args.url)
+    with guarded(args.url, "records of a run"):
+        result = profile_records(records)
+    if args.trace is not None:
+        write_trace(records, args.trace)
+    if args.html is not None:
+        write_run_page(result, records, args.html)
+    print_text(json.dumps(asdict(result), indent=2) if args.json else result)
+    return 0
+
+
+def _profile_trace(args: argparse.Namespace, path: str) -> int:
+    """Name the longest operations in a trace that a run wrote."""
+    if args.trace is not None:
+        check_writable(args.trace)
+    with quiet_tensorflow():
+        inside, spans = read_trace(path)
+    if args.trace is not None:
+        write_step_trace(spans, args.trace)
+    result = TraceProfile(path=path, inside=inside)
+    print_text(json.dumps(asdict(result), indent=2) if args.json else result)
     return 0
 
 

@@ -201,19 +201,7 @@ class Profile(Shown):
             ]  # fmt: skip
             if sizes:
                 tables.append((("size of a read", "takes", "one at a time", f"{store.best_threads} at once"), sizes))
-        if self.inside is not None:
-            tables.append(self._operation_table(self.inside))
-        return tables
-
-    @staticmethod
-    def _operation_table(inside: StepInside) -> Table:
-        entries = [*inside.longest, inside.copies, inside.gaps]
-        rows = [
-            [_shortened(each.name), f"{each.calls:,.3g}", f"{each.seconds * 1000:,.3f}", f"{each.share:.0%}"]
-            for each in entries
-        ]
-        header = (f"in a step ({inside.profiler}'s profiler, {inside.kind})", "times", "ms", "of the step")
-        return header, rows
+        return tables if self.inside is None else [*tables, _operation_table(self.inside, "a step")]
 
     def _part_rows(self) -> list[list[str]]:
         sample_bytes = self.bytes_per_second / max(self.samples_per_second, 1e-9)
@@ -230,12 +218,7 @@ class Profile(Shown):
             lines.append("stages whose work explains the loader's waits: none")
         if self.training is None:
             lines.append("whether training would wait for this input: profile it with --step or --config")
-        if self.inside is not None and self.inside.longest:
-            first, gaps = self.inside.longest[0], self.inside.gaps
-            name = _shortened(first.name)
-            lines.append(
-                f"the step's longest operation: {name}, {first.share:.0%}; none runs for {gaps.share:.0%} of it"
-            )
+        lines += _longest_operation(self.inside, "the step") if self.inside is not None else []
         verdict = self.verdict
         evidence = ", ".join(map(str, verdict.evidence))
         shown = f" ({evidence})" if evidence else ""
@@ -259,6 +242,40 @@ class Profile(Shown):
         if verdict.gain is None:
             return f"; without it {following}: to know the gain, measure for longer (--seconds)"
         return f"; without it an epoch is {verdict.gain} as fast, then {following}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceProfile(Shown):
+    """What a trace of a run, by TensorFlow's profiler, holds: see `StepInside`, whose step is all of the trace."""
+
+    path: str
+    inside: StepInside
+
+    def headlines(self) -> list[str]:
+        return [f"{self.path}: {human_seconds(self.inside.seconds)} of a run"]
+
+    def tables(self) -> list[Table]:
+        return [_operation_table(self.inside, "the trace")]
+
+    def conclusions(self) -> list[str]:
+        return _longest_operation(self.inside, "the trace")
+
+
+def _operation_table(inside: StepInside, what: str) -> Table:
+    rows = [
+        [_shortened(each.name), f"{each.calls:,.3g}", f"{each.seconds * 1000:,.3f}", f"{each.share:.0%}"]
+        for each in (*inside.longest, inside.copies, inside.gaps)
+    ]
+    whole = what.replace("a ", "the ")
+    return (f"in {what} ({inside.profiler}'s profiler, {inside.kind})", "times", "ms", f"of {whole}"), rows
+
+
+def _longest_operation(inside: StepInside, what: str) -> list[str]:
+    """A line that names it, if there is one."""
+    if not inside.longest:
+        return []
+    name, share = _shortened(inside.longest[0].name), inside.longest[0].share
+    return [f"{what}'s longest operation: {name}, {share:.0%}; none runs for {inside.gaps.share:.0%} of it"]
 
 
 def _shortened(name: str) -> str:

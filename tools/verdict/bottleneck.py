@@ -187,10 +187,11 @@ def name_knob(
     manifest, options = loader.manifest, loader.arguments
     split = manifest.split(options["split"])
     mean_bytes = sum(loader.plan().bytes_per_rank) // split.shards  # with their indexes
-    facts = _facts(manifest, options, stages, mean_bytes, disk_bytes) | _store_facts(store, stages, options, mean_bytes)
+    store_facts, store_values = _store_facts(store, stages, options, mean_bytes)
+    facts = _facts(manifest, options, stages, mean_bytes, disk_bytes) | store_facts
     tried = _options_to_try(options, store if facts["fetches_too_few"] else None, loader.records)
     values = _values(manifest, options, mean_bytes) | {name: _as_option(name, value) for name, value in tried.items()}
-    values |= _store_values(store, stages)
+    values |= store_values
     phrases = {name: text.format(**values) if facts[fact] else "" for name, (fact, text) in _PHRASES.items()}
     _, _, limit, option, text = next(row for row in _KNOBS if row[0] == bottleneck and (not row[1] or facts[row[1]]))
     may_try = bool(option) and not facts["has_cache"]  # which the measurement has filled
@@ -232,27 +233,20 @@ def _facts(
 
 def _store_facts(
     store: StoreTrial | None, stages: tuple[StageProfile, ...], options: Mapping[str, Any], mean_bytes: int
-) -> dict[str, bool]:
-    """The facts about a store that was measured alone; all false if none was."""
+) -> tuple[dict[str, bool], dict[str, str]]:
+    """The facts about a store that was measured alone, and values for texts; all false and empty if none was."""
     if store is None:
-        return dict.fromkeys(("fetches_too_few", "store_is_late", "store_is_full"), False)
+        facts, values = ("fetches_too_few", "store_is_late", "store_is_full"), ("store_rate", "store_threads")
+        return dict.fromkeys(facts, False), dict.fromkeys((*values, "loader_rate", "latency"), "")
     one_read = min(mean_bytes, PIECE_BYTES) / store.bytes_per_second[1]
     # Both the loader's rate and the store's own say so: cores that others take slow the loader alone.
-    least = _FULL_RATE * store.best_bytes_per_second
-    few = max(_fetch_rate(stages), store.rate_of(_threads(options))) < least and store.best_threads > _threads(options)
+    least, loader_rate = _FULL_RATE * store.best_bytes_per_second, _fetch_rate(stages)
+    few = max(loader_rate, store.rate_of(_threads(options))) < least and store.best_threads > _threads(options)
     late = store.latency_seconds > _LATE * one_read
-    return {"fetches_too_few": few, "store_is_late": late, "store_is_full": True}
-
-
-def _store_values(store: StoreTrial | None, stages: tuple[StageProfile, ...]) -> dict[str, str]:
-    if store is None:
-        return dict.fromkeys(("store_rate", "store_threads", "loader_rate", "latency"), "")
-    return {
-        "store_rate": human_bytes(store.best_bytes_per_second),
-        "store_threads": str(store.best_threads),
-        "loader_rate": human_bytes(_fetch_rate(stages)),
-        "latency": f"{store.latency_seconds * 1000:,.1f} ms",
-    }
+    return {"fetches_too_few": few, "store_is_late": late, "store_is_full": True}, {
+        "store_rate": human_bytes(store.best_bytes_per_second), "store_threads": str(store.best_threads),
+        "loader_rate": human_bytes(loader_rate), "latency": f"{store.latency_seconds * 1000:,.1f} ms",
+    }  # fmt: skip
 
 
 def _fetch_rate(stages: tuple[StageProfile, ...]) -> float:

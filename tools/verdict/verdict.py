@@ -10,7 +10,7 @@ A pure function of the measurements. The thresholds of 5 % and 20 % are those of
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ringfeed.tools.measure.estimates import Estimate, around, predicted, ratio
 from ringfeed.tools.measure.slow_records import SlowRecords
@@ -44,6 +44,10 @@ _FULL_CORES = 0.85  # share of the cores which other programs leave that trainin
 _FEW_CORES = 0.2  # share of all cores: a training that uses less does not need those that others take
 _SOME_CORES = 0.3  # share of all cores that it uses at least then
 _LOCKED = 0.3  # share of the looks at Python's lock that found it held, from which on the parts wait for it
+_UNEXPLAINED_WAIT = (
+    "each part alone is fast enough, and neither the cores nor Python's lock explain the wait: measure for longer "
+    "(--seconds), on a quiet machine"
+)
 _UNEXPLAINED = ("cores", "framework_overhead", "unknown")
 _MOST_LOST = 1.6  # factor by which losses that may vanish widen an interval at most
 _HELD_UP = 0.3  # share of the input's time in few batches, from which on slow records are to blame
@@ -138,17 +142,15 @@ def judge(
     if slow is not None and slow.share > _HELD_UP and _may_be_slow_records(bottleneck, figures, slow.share):
         slowest = max(parts, key=parts.__getitem__)
         bottleneck, limits, lost = "slow_records", {slowest: max(training * (1 - slow.share), parts["step"])}, 0.0
+    waiting = Verdict(bottleneck=bottleneck, headline=_headline(stall, headroom), input_bound=stall, headroom=headroom)
     if bottleneck == "unknown":
-        return _unexplained(figures, stall, headroom)
+        return replace(waiting, advice=_UNEXPLAINED_WAIT)
     if bottleneck in ("step", "none"):
         limits = {name: seconds for name, seconds in parts.items() if name != "step"}
     following = max(limits, key=limits.__getitem__)
     is_input = bottleneck not in ("step", "none")
-    return Verdict(
-        bottleneck=bottleneck,
-        headline=_headline(stall, headroom),
-        input_bound=stall,
-        headroom=headroom,
+    return replace(
+        waiting,
         next_limit=loader_limit if following == "loader" else following,
         next_samples_per_second=figures.samples / limits[following],
         gain=_gain(figures, following, limits[following], lost) if is_input else None,
@@ -211,15 +213,6 @@ def _limit_of_input(
     if slowest == "transform" and parts[slowest] - parts["step"] >= lost:
         return "decode" if decodes else "transform", others, lost
     return "shuffle_fill" if waits_for_first else shared, dict(parts), 0.0
-
-
-def _unexplained(figures: MeasuredEpoch, stall: float, headroom: float) -> Verdict:
-    """A wait that is measured, and that neither a part nor what the parts share explains."""
-    return Verdict(
-        bottleneck="unknown", headline=_headline(stall, headroom), input_bound=stall, headroom=headroom,
-        advice="each part alone is fast enough, and neither the cores nor Python's lock explain the wait: measure for "
-        "longer (--seconds), on a quiet machine",
-    )  # fmt: skip
 
 
 def _unknown(headline: str, figures: MeasuredEpoch) -> Verdict:

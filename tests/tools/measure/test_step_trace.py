@@ -3,6 +3,7 @@
 That of PyTorch runs in tests/helpers/torch_checks.py.
 """
 
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
 from ringfeed.pipeline import Loader
 from ringfeed.sharding import ConfigError
+from ringfeed.tools.cli import main
 from ringfeed.tools.measure.step_trace import StepInside, look_inside, read_events, read_space, trace_step
 from ringfeed.tools.measure.workloads import function_workload
 
@@ -156,6 +158,27 @@ def test_the_longest_operation_of_a_real_step_is_named(
     assert (found.longest[0].name, found.longest[0].calls) == (name, 1)
     assert 0 < found.longest[0].share < 1 - found.gaps.share
     assert {"Relu", "Sum"} <= {each.name for each in found.longest}
+
+
+def test_the_trace_of_a_run_is_read_by_the_same_rule(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    host = {**HOST, "loader": [("ringfeed:gather", 0.0, 10.0)]}
+    for number, planes in enumerate(({}, {"/host:CPU": host})):
+        path = tmp_path / "plugins" / "profile" / str(number) / "host.xplane.pb"
+        path.parent.mkdir(parents=True)
+        path.write_bytes(space_of(planes).SerializeToString())
+    trace = tmp_path / "trace.json"
+    assert main(["profile", str(tmp_path), "--trace", str(trace)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split() for line in lines[3:6]] == [
+        ["model/dense/MatMul", "1", "3.000", "15%"], ["Sin", "1", "2.000", "10%"], ["fusion.1", "1", "1.000", "5%"]
+    ]  # fmt: skip
+    assert lines[-1] == "the trace's longest operation: model/dense/MatMul, 15%; none runs for 70% of it"
+    assert len(json.loads(trace.read_text())["traceEvents"]) > 5
+    assert main(["profile", str(tmp_path), "--batch-size", "8"]) == 1
+    assert "--batch-size is not for a run's trace" in capsys.readouterr().err
+    path.write_bytes(b"forged")
+    assert main(["profile", str(tmp_path)]) == 1
+    assert f"{path} does not hold a trace by TensorFlow's profiler, or is damaged" in capsys.readouterr().err
 
 
 def test_a_profiler_that_is_at_work_already_is_one_line(dataset: Path, tmp_path: Path) -> None:
