@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ringfeed.sharding.errors import ConfigError, SourceError
-from ringfeed.sharding.formats.example_lengths import example_lengths
+from ringfeed.sharding.formats.example_encode import example_lengths
 from ringfeed.sharding.formats.tfrecord import FOOTER_BYTES, HEADER_BYTES
 from ringfeed.sharding.prepare.column_names import check_columns
 from ringfeed.sharding.prepare.screening.record_origins import describe_origin

@@ -175,7 +175,7 @@ def encode_matrix(
     row = np.frombuffer(bytes(before) + template + bytes(after), np.uint8)
     matrix = np.tile(row, (batch.num_rows, 1))
     for feature, column in zip(schema.features, layout.columns, strict=True):
-        values = flat_numpy(batch.column(feature.name), feature).reshape(batch.num_rows, -1)
+        values = _flat_numpy(batch.column(feature.name), feature).reshape(batch.num_rows, -1)
         target = matrix[:, before + column.offset :][:, : column.item_bytes * values.shape[1]]
         if feature.example_kind == "int64":
             target[...] = _padded_varints(values, column.item_bytes).reshape(target.shape)
@@ -207,13 +207,18 @@ def encode_pieces(batch: pa.RecordBatch, schema: Schema) -> list[pa.LargeBinaryA
     return [_headed([bytes([DELIMITED_1])], [_total_lengths(pieces)]), *pieces]
 
 
+def example_lengths(batch: pa.RecordBatch, schema: Schema) -> npt.NDArray[np.int64]:
+    """Size in bytes of each row's message as `encode_pieces` encodes it, int64 [rows]."""
+    return _total_lengths(encode_pieces(batch, schema))
+
+
 def _entry_pieces(column: pa.Array, feature: Feature) -> list[pa.Array]:
     """The pieces of one entry of the feature map."""
     body = _body_pieces(column, feature)
     lengths = _total_lengths(body)
     key = delimited(DELIMITED_1, feature.name.encode()) + bytes([_DELIMITED_2])
-    value_lengths = 1 + varint_widths(lengths) + lengths
-    entry_lengths = len(key) + varint_widths(value_lengths) + value_lengths
+    value_lengths = 1 + _varint_widths(lengths) + lengths
+    entry_lengths = len(key) + _varint_widths(value_lengths) + value_lengths
     marks = [bytes([DELIMITED_1]), key, bytes([LIST_TAGS[feature.example_kind]])]
     pieces = [_headed(marks, [entry_lengths, value_lengths, lengths]), *body]
     if not column.null_count:
@@ -225,7 +230,7 @@ def _entry_pieces(column: pa.Array, feature: Feature) -> list[pa.Array]:
 def _body_pieces(column: pa.Array, feature: Feature) -> list[pa.Array]:
     """The serialised BytesList, FloatList or Int64List of each row."""
     mark = bytes([DELIMITED_1])
-    starts = list_offsets(column, feature)
+    starts = _list_offsets(column, feature)
     if feature.example_kind == "bytes":
         elements = flat_arrow(column, feature).cast(pa.large_binary())
         heads = _headed([mark], [_lengths(elements)])
@@ -233,7 +238,7 @@ def _body_pieces(column: pa.Array, feature: Feature) -> list[pa.Array]:
             return [heads, elements]
         framed = join_binary([heads, elements])
         return [binary_array(offsets_of(framed)[starts], data_of(framed))]
-    values = flat_numpy(column, feature)
+    values = _flat_numpy(column, feature)
     if feature.example_kind == "int64":
         packed, ends = _minimal_varints(values)
         offsets = ends[starts]
@@ -260,7 +265,7 @@ def _minimal_varints(values: npt.NDArray[np.uint64]) -> tuple[npt.NDArray[np.uin
     """Minimal varints end to end, and their boundaries, [values + 1]."""
     if kernels.are_compiled():
         return kernels.pack_varints(np.ascontiguousarray(values))
-    widths = varint_widths(values)
+    widths = _varint_widths(values)
     columns = np.arange(widths.max(initial=1))
     matrix = _padded_varints(values, len(columns))
     matrix[columns == widths[:, None] - 1] &= 0x7F
@@ -268,7 +273,7 @@ def _minimal_varints(values: npt.NDArray[np.uint64]) -> tuple[npt.NDArray[np.uin
     return matrix[columns < widths[:, None]], offsets
 
 
-def varint_widths(values: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+def _varint_widths(values: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
     """Size of each non-negative number's varint, in bytes."""
     widths = np.ones(len(values), np.int64)
     greatest = int(values.max(initial=0))
@@ -309,7 +314,7 @@ def flat_arrow(column: pa.Array, feature: Feature) -> pa.Array:
     return column.values.slice(column.offset * feature.elements, len(column) * feature.elements)
 
 
-def flat_numpy(column: pa.Array, feature: Feature) -> npt.NDArray[Any]:
+def _flat_numpy(column: pa.Array, feature: Feature) -> npt.NDArray[Any]:
     """All elements of a column: float32 for kind float, uint64 two's complements for kind int64, else their dtype."""
     flat = flat_arrow(column, feature)
     if flat.null_count:
@@ -322,7 +327,7 @@ def flat_numpy(column: pa.Array, feature: Feature) -> npt.NDArray[Any]:
     return values.astype(np.float32, copy=False) if feature.example_kind == "float" else values
 
 
-def list_offsets(column: pa.Array, feature: Feature) -> npt.NDArray[np.int64]:
+def _list_offsets(column: pa.Array, feature: Feature) -> npt.NDArray[np.int64]:
     """Boundaries of the rows among the elements of `flat_arrow`, [rows + 1]."""
     if feature.elements is None:
         offsets: npt.NDArray[np.int64] = column.offsets.to_numpy().astype(np.int64)

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import zlib
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Iterable
-from typing import IO, Any, Protocol
+from collections.abc import Callable
+from typing import IO, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -113,8 +113,7 @@ class _TFRecordEncoder:
             matrix = encode_matrix(batch, self._schema, self._layout, margins=margins)
             frames = Frames.joined(frame_matrix(matrix))
         for run in frames.runs:
-            pieces: Iterable[Any] = run
-            self._sink.writelines(pieces if self._compressor is None else map(self._compressor.compress, pieces))
+            self._sink.write(run.data if self._compressor is None else self._compressor.compress(run.data))
         self._lengths.append(frames.lengths)
         self._class_ids.append(class_ids)
 

@@ -103,11 +103,6 @@ def _matrix_footers(matrix: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
 def _masked_crcs(payloads: Iterable[bytes], count: int) -> npt.NDArray[np.uint8]:
     """The masked CRC of each payload, little-endian, uint8 [count, 4]."""
     crcs = np.fromiter(map(google_crc32c.value, payloads), np.uint32, count)
-    return mask_crcs(crcs)
-
-
-def mask_crcs(crcs: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint8]:
-    """CRCs as stored in a file, masked and little-endian, uint8 [records, 4]."""
     return masked(crcs).astype("<u4").reshape(-1, 1).view(np.uint8)
 
 

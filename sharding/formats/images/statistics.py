@@ -16,7 +16,6 @@ from PIL import Image
 
 from ringfeed.sharding.formats.arrow_binary import data_of, offsets_of
 
-from .jpeg_headers import plain_jpeg_sizes
 from .orientation import is_rotated
 from .sizes import image_size
 
@@ -85,7 +84,7 @@ class ImageStatistics:
 
 def summarise_images(column: pa.Array, limits: SampleLimits = _LIMITS) -> ImageStatistics:
     """Statistics of a shard's image files, in order, as a binary column without nulls."""
-    sizes = _sizes(column)
+    sizes = np.array([size for _, size in _sized(column)], np.int64)
     if not len(sizes):
         return ImageStatistics(images=0)
     (min_height, min_width), (max_height, max_width) = sizes.min(axis=0).tolist(), sizes.max(axis=0).tolist()
@@ -103,13 +102,6 @@ def _sized(column: pa.Array) -> Iterator[tuple[memoryview, tuple[int, int]]]:
             yield data, image_size(data)
         except ValueError:
             continue
-
-
-def _sizes(column: pa.Array) -> npt.NDArray[np.int64]:
-    """Height and width of each file with a readable header, int64 [files, 2]."""
-    sizes, known = plain_jpeg_sizes(np.frombuffer(data_of(column), np.uint8), offsets_of(column))
-    others = column.filter(pa.array(~known))
-    return np.concatenate([sizes[known], np.array([size for _, size in _sized(others)], np.int64).reshape(-1, 2)])
 
 
 def _files(column: pa.Array) -> Iterator[memoryview]:

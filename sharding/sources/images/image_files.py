@@ -10,6 +10,7 @@ import os
 import stat
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from operator import sub
 from statistics import median
 from time import perf_counter
@@ -24,7 +25,6 @@ from ringfeed.sharding.compute.batches import BATCH_BYTES
 from ringfeed.sharding.errors import ConfigError, SourceError, StorageError
 from ringfeed.sharding.formats.arrow_binary import data_of, offsets_of
 from ringfeed.sharding.formats.images.file_types import unreadable_format
-from ringfeed.sharding.formats.images.jpeg_headers import plain_jpeg_sizes
 from ringfeed.sharding.formats.images.sizes import check_image, error_text
 from ringfeed.sharding.schema import Feature
 from ringfeed.sharding.sources.base import SKIP_REMEDY, BadRecord, Reject, fail_on_bad
@@ -69,16 +69,12 @@ def read_images(urls: Sequence[str], sizes: npt.NDArray[np.int64] | None = None)
         if sizes is not None and (changed := np.flatnonzero(np.diff(offsets) != sizes)).size:
             raise _changed(urls[changed[0]])
     view = memoryview(buffer).cast("B")
-    extents, known = plain_jpeg_sizes(np.frombuffer(buffer, np.uint8), offsets)
-    for i in np.flatnonzero(~known).tolist():
+    extents = np.empty((len(urls), 2), np.int32)
+    for i, (start, end) in enumerate(pairwise(offsets.tolist())):
         try:
-            extents[i] = check_image(view[offsets[i] : offsets[i + 1]])
+            extents[i] = check_image(view[start:end])
         except ValueError as error:
-            fail_on_bad(
-                BadRecord(
-                    path=urls[i], place="", reason=f"the image {_fault(error, view[offsets[i] : offsets[i + 1]])}"
-                )
-            )
+            fail_on_bad(BadRecord(path=urls[i], place="", reason=f"the image {_fault(error, view[start:end])}"))
     images = pa.BinaryArray.from_buffers(pa.binary(), len(urls), [None, pa.py_buffer(offsets.astype(np.int32)), buffer])
     heights, widths = (pa.array(np.ascontiguousarray(column)) for column in extents.T)
     return {"image": images, "height": heights, "width": widths}
@@ -146,10 +142,7 @@ def find_faulty_images(column: pa.BinaryArray, fault: ImageCheck = image_fault) 
         return
     data, offsets = data_of(column), offsets_of(column)
     view = memoryview(data).cast("B")
-    unchecked = column.is_valid().to_numpy(zero_copy_only=False)
-    if fault is image_fault:
-        unchecked = unchecked & ~plain_jpeg_sizes(np.frombuffer(data, np.uint8), offsets)[1]
-    for i in np.flatnonzero(unchecked).tolist():
+    for i in np.flatnonzero(column.is_valid().to_numpy(zero_copy_only=False)).tolist():
         if (reason := fault(view[offsets[i] : offsets[i + 1]])) is not None:
             yield i, reason
 

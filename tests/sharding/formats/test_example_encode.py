@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ringfeed.sharding import Feature, Schema
 from ringfeed.sharding.formats.example_decode import decode_example
-from ringfeed.sharding.formats.example_encode import RecordLayout, encode_examples, varint_width
+from ringfeed.sharding.formats.example_encode import RecordLayout, encode_examples, example_lengths, varint_width
 from tests.helpers.examples import GOLDEN, batches, golden_case, layout_of, values_of
 
 pytestmark = pytest.mark.usefixtures("implementation")
@@ -31,6 +31,7 @@ def test_a_slice_is_encoded_like_its_rows(case: tuple[Schema, pa.RecordBatch], d
     start = data.draw(st.integers(0, batch.num_rows - 1))
     whole = encode_examples(batch, schema, None).to_pylist()
     assert encode_examples(batch.slice(start), schema, None).to_pylist() == whole[start:]
+    assert example_lengths(batch.slice(start), schema).tolist() == list(map(len, whole[start:]))
     if (layout := layout_of(schema, batch)) is not None:
         whole = encode_examples(batch, schema, layout).to_pylist()
         assert encode_examples(batch.slice(start), schema, layout).to_pylist() == whole[start:]

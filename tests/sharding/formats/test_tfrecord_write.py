@@ -14,22 +14,22 @@ pytestmark = pytest.mark.usefixtures("implementation")
 
 
 def joined(framed: Frames) -> bytes:
-    return b"".join(bytes(piece) for run in framed.runs for piece in run)
+    return b"".join(bytes(run) for run in framed.runs)
 
 
 values = st.one_of(st.none(), st.binary(max_size=40))
 
 
 @given(rows=st.lists(st.tuples(values, st.text(max_size=5), values), min_size=1, max_size=8), cut=st.integers(0, 7))
-@pytest.mark.parametrize("large_bytes", [1, 10, 1 << 20])
+@pytest.mark.parametrize("run_bytes", [1, 10, 1 << 20])
 def test_pieces_make_the_frames_of_whole_messages(
-    rows: list[tuple[bytes | None, str, bytes | None]], cut: int, large_bytes: int
+    rows: list[tuple[bytes | None, str, bytes | None]], cut: int, run_bytes: int
 ) -> None:
     a, b, c = zip(*rows, strict=True)
     batch = pa.record_batch({"a": pa.array(a, pa.binary()), "b": pa.array(b), "c": pa.array(c, pa.binary())})
     batch = batch.slice(cut)
     schema = Schema.from_arrow(batch.schema, None)
-    framed = frame_pieces(encode_pieces(batch, schema), run_bytes=large_bytes, large_bytes=large_bytes)
+    framed = frame_pieces(encode_pieces(batch, schema), run_bytes=run_bytes)
     whole = frame_records(encode_examples(batch, schema, None)).to_pylist()
     assert joined(framed) == b"".join(whole)
     assert framed.lengths.tolist() == list(map(len, whole))
