@@ -247,11 +247,7 @@ def with_categories(field: pa.Field, categories: Sequence[str]) -> pa.Field:
 
 
 def check_categories(batch: pa.RecordBatch, schema: pa.Schema) -> None:
-    """Check that columns hold only the categories that the fields of a schema name.
-
-    Raises:
-        SourceError: a value is none of them.
-    """
+    """Refuse values that are none of the categories that the fields of a schema name (a SourceError)."""
     for named in schema:
         if categories := categories_of(named):
             column = batch.column(named.name).drop_null()

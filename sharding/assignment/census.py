@@ -117,9 +117,6 @@ def take_census(source: Source, part: Part, number: int, census: Census) -> Valu
 
     Without sizes, reads only the columns it needs, if the source can leave the others unread.
 
-    Args:
-        census: what to note.
-
     Raises:
         SourceError: a record lacks its label, or a value in the column that decides its split.
     """

@@ -48,11 +48,8 @@ def read_existing_groups(
     """Read the groups of a dataset, or of its first generations.
 
     Args:
-        earlier: shards to read.
         base: manifest of the dataset, as of those generations.
-        column: group column.
         names: names of the splits, including all splits of the dataset.
-        pool: executor that reads the shards.
 
     Raises:
         DatasetError: a group is in two splits, or a shard is damaged.

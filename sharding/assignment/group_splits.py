@@ -51,7 +51,6 @@ def assign_groups(
     behind. No split is left without a group. Takes about 4 us per group of five classes and two splits.
 
     Args:
-        table: contents of the groups.
         shares: shares of the splits, which add up to 1.
         known_splits: split of each group that has one already, -1 for the others; int32 [groups]. None: no group has.
         existing_counts: records of each class that each split holds already, int64 [splits, classes]; None: none. A
@@ -106,10 +105,8 @@ def _furthest_behind(
     """The split to whose chi-square a group adds least, of the first of those that are equal.
 
     Args:
-        candidates: splits to choose from.
         rows: classes of the group and its records of each.
         records: records so far by split and class.
-        weights: see `_weights`.
     """
     best, least = -1, 0.0
     for split in candidates:

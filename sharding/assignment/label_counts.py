@@ -148,9 +148,6 @@ def count_strata(strata: Int64, counts: Int64) -> StratumCounts:
 def first_ordinals(parts: Iterable[StratumCounts], strata: int) -> Iterator[Int64]:
     """For each part, how many records of each of its strata the parts before it hold; int64 [strata of the part].
 
-    Args:
-        strata: number of strata.
-
     >>> one = StratumCounts(strata=np.array([0, 2]), counts=np.array([5, 7], np.uint8))
     >>> [firsts.tolist() for firsts in first_ordinals([one, one], strata=3)]
     [[0, 0], [5, 7]]

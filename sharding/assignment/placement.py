@@ -38,12 +38,7 @@ class Placement:
 
 
 class Placer:
-    """Places the records of a part in order.
-
-    Args:
-        placement: what decides the places.
-        number: number of the part.
-    """
+    """Places the records of a part in order."""
 
     def __init__(self, placement: Placement, number: int) -> None:
         self._placement = placement

@@ -50,7 +50,6 @@ def deal_records(
     """Deal the records of each split by size, and write the places of each part's records to the census.
 
     Args:
-        census: census with the sizes of all records.
         classes: labels of all classes, by class id.
         assignment: decides split and class of each place; dealing decides the rest.
         counts: records of each stratum in each part.
@@ -95,8 +94,6 @@ def deal_by_size(sizes: Int64, class_counts: Sequence[int], shards: int, exchang
 
     Args:
         sizes: size of each record in bytes, class after class; records of one size are dealt in the order given.
-        class_counts: records of each class.
-        shards: number of shards.
 
     Returns:
         A permutation of ``arange(len(sizes))``. The record counts of the shards differ by at most one, and so do their
@@ -218,7 +215,6 @@ def _exchange(positions: Int64, order: Int64, sizes: Int64, class_counts: Int64,
     Args:
         positions: positions of the records; updated in place.
         order: records of each class, largest first.
-        class_counts: records of each class.
         loads: bytes of each shard.
         exchanges: most exchanges per shard.
     """

@@ -51,7 +51,6 @@ def open_census(source: Source, column: str | None, flag: str, *, with_sizes: bo
     """Open the census that the counting pass takes.
 
     Args:
-        source: prepared source.
         column: column whose values decide the splits, or None.
         flag: flag that named the column, for errors.
         with_sizes: whether to note the size of each record.
@@ -76,7 +75,6 @@ def split_by_column(
     """Decide the split of each value of the column, and write the splits of each part's values to the census.
 
     Args:
-        parts: number of parts.
         classes: labels of all classes, by class id.
         group_shares: share of each split if the values are groups; None if each value names its split.
         existing_groups: groups of the dataset that is appended to, with the splits in the order of `group_shares`.

@@ -297,7 +297,6 @@ def open_matching_source(wanted: Schema, options: BuildOptions) -> Source:
     """Open the source of an append, with its features in the order of the dataset.
 
     Args:
-        wanted: schema of the dataset.
         options: options of the append, those that the dataset decides set.
 
     Raises:

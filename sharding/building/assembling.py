@@ -47,11 +47,6 @@ def assemble_bucket(
 ) -> list[ShardResult]:
     """Gather a bucket's records, order them, write the shards and their indexes, and record them in the journal.
 
-    Args:
-        target: where and how to write.
-        bucketing: buckets of the shards.
-        spill: spill folder.
-
     Raises:
         SourceError: records are missing or duplicated, so the source changed between the passes.
     """

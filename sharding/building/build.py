@@ -119,10 +119,7 @@ def build_at(destination: Storage, options: BuildOptions, executor: Executor | N
     """Write a source whose records are in files; see `build`.
 
     Args:
-        destination: the folder, with its retries and timings.
-        options: options of the build.
         executor: executor of the tasks; None: the engine of the options.
-        report: called after every task.
     """
     if executor is None and options.engine == "local" and options.workers > 1:
         preload_workers(str(options.source), options.destination, workers=options.workers)
@@ -202,11 +199,8 @@ def planned_dataset(
     Spill files last until the body ends; after an error that a resumed build may recover from, longer.
 
     Args:
-        source: prepared source.
         listings: the source's files as they were when it was opened.
         options: options of the build; for an append, those that the dataset decides are already set.
-        executor: executor of the tasks; by default, the engine of the options.
-        report: called after every task.
     """
     root = spill_root(options.spill, options.destination)
     remove_abandoned_spill(draft.lease.previous, options.destination, root)

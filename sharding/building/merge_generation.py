@@ -19,10 +19,8 @@ def merge_generation(base: Dataset, added: Manifest, shards: Sequence[ShardInfo]
     """The manifest and the shards of a dataset with one more generation; not yet sealed.
 
     Args:
-        base: dataset that is appended to.
         added: manifest of the new shards alone. Its classes begin with those of `base`, its schema, format and
             compression are the same, and its layout is that of `base` or None.
-        shards: new shards.
     """
     manifest = base.manifest
     classes = len(added.classes)

@@ -49,10 +49,6 @@ class PartitionTarget:
 def partition_part(source: Source, part: Part, number: int, placement: Placement, target: PartitionTarget) -> PartSpill:
     """Read a part and spill its records by bucket.
 
-    Args:
-        placement: places of the part's records.
-        target: where the records go.
-
     Raises:
         SourceError: a list holds nulls, an image is damaged, or the source changed since the first pass.
     """

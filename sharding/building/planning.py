@@ -68,11 +68,8 @@ def open_plan(
     """Plan a build from a source, or an append to a dataset; the files of the census last until the body ends.
 
     Args:
-        source: prepared source.
         base: manifest of the dataset that is appended to, or None.
         earlier: shards of that dataset, or None if none of them is read.
-        executor: executor of the tasks; by default, the engine of the options.
-        report: called after every task.
     """
     root = spill_root(options.spill, options.destination)
     with (
@@ -123,7 +120,6 @@ def make_plan(source: Source, context: BuildContext, root: Storage, scratch: Sto
     Args:
         source: prepared source. Rare classes are dropped or merged as the options say, and the plan has the options
             that name them.
-        context: what all rounds share.
         scratch: folder for the census, which must outlive the plan; None if no census is needed.
     """
     _check_fixed_bytes(source, context)

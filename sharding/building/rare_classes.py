@@ -46,11 +46,6 @@ def find_rare_classes(tally: ValueCounts, schema: Schema, context: BuildContext)
 
     A class is rare if it is new and has fewer records than ``min_class_records``, or than there are splits to share it.
 
-    Args:
-        tally: records of each class.
-        schema: schema of the records.
-        context: what all rounds share.
-
     Raises:
         SourceError: the merged class has too few records, too.
     """

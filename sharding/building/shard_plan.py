@@ -36,11 +36,7 @@ _MAX_COUNTS = 1 << 28  # counts of a class in a shard: 0.25 to 2 GiB in a reader
 
 
 def check_label(schema: Schema) -> None:
-    """Refuse a label that makes no classes, before reading it.
-
-    Raises:
-        SourceError: the label holds bytes or lists.
-    """
+    """Refuse a label that makes no classes, one of bytes or lists, before reading it (a SourceError)."""
     if schema.label is None:
         return
     label = schema[schema.label]
@@ -64,9 +60,7 @@ def sort_classes(
     """The classes in a given order, then all others by their values; their positions are the class ids.
 
     Args:
-        tally: records of each class.
         source: name of the source, for errors.
-        min_records: least records of a class.
         labelled: whether there is a label; if not, the one class has no name.
         order: values in their order, such as the label's ordered categories. Those without a record are no classes.
 
@@ -104,8 +98,6 @@ def plan_split_counts(
 
     Args:
         classes: labels by class id.
-        class_counts: records of each class.
-        splits: share of each split.
         existing_counts: by split, the records of each class that the dataset holds already; its classes come first.
 
     Raises:

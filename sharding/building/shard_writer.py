@@ -70,11 +70,7 @@ class ShardName:
 
 
 class SmallFiles:
-    """Files of a remote store, held until there are enough to write many side by side.
-
-    Args:
-        storage: storage to write to.
-    """
+    """Files of a remote store, held until there are enough to write many side by side."""
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
@@ -100,9 +96,7 @@ def write_shard(
 
     Args:
         blocks: records in order, at least one block.
-        target: where and how to write.
         small: takes a remote shard of one block and its indexes; the caller flushes it.
-        classes: number of classes of the dataset.
     """
     counts = np.zeros(classes, np.int64)
     statistics: dict[str, FeatureStatistics] = {}

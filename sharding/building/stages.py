@@ -29,11 +29,7 @@ _LEAST_BUCKETS = 64  # enough for the workers to share, and for a killed build t
 
 
 def plan_buckets(plan: BuildPlan, context: BuildContext) -> Bucketing:
-    """Buckets of as many shards as one task may hold in memory.
-
-    Raises:
-        ConfigError: not even one task fits into memory.
-    """
+    """Buckets of as many shards as one task may hold in memory; a ConfigError if that is not even one."""
     by_size = context.memory_share(plan).bucket_records(plan.record, plan.block_rows) // plan.shard_records
     together = max(1, min(by_size, plan.assignment.shards // _LEAST_BUCKETS))
     _assemble_limit(plan, context, together)

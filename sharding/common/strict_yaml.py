@@ -42,7 +42,6 @@ def load_yaml(text: str | bytes, are_names: Callable[[tuple[str, ...]], bool] = 
     """Parse a document of YAML's plain types.
 
     Args:
-        text: the document.
         are_names: whether the value at a path of keys is a name, or a mapping or list of names: they stay as they are
             written, where YAML would take them for numbers, dates and so on. Null as a value stays null.
 

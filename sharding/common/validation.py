@@ -98,7 +98,6 @@ def fit_fields(options: Any, group: str = "") -> None:
     """Convert each field of a frozen dataclass to its annotated type, from its `__post_init__`.
 
     Args:
-        options: the dataclass.
         group: what the names of its fields begin with in errors.
 
     Raises:

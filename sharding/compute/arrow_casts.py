@@ -41,7 +41,6 @@ def cast_to_feature(column: pa.Array, feature: Feature, what: str) -> pa.Array:
 
     Args:
         column: only nulls, or scalars, or lists nested as deep as the feature's shape.
-        what: name of the column, for errors.
 
     Raises:
         SourceError: the feature cannot hold a value.

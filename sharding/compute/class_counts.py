@@ -119,7 +119,6 @@ def deferred_counts(read: Callable[[], Iterable[Rows]], rows: int) -> list[Class
     Args:
         read: yields some rows at a time: their values end to end, and offsets such that row i is
             ``values[offsets[i]:offsets[i + 1]]``.
-        rows: number of rows.
 
     >>> deferred_counts(lambda: [(np.array([1, 2, 3]), np.array([0, 2, 3])), (np.array([4]), np.array([0, 1]))], 3)
     [(1, 2), (3,), (4,)]
@@ -162,9 +161,6 @@ def _arrays(rows: Sequence[Sequence[int]]) -> Iterator[npt.NDArray[np.unsignedin
 
 def pad_counts(counts: Sequence[int], classes: int) -> Sequence[int]:
     """Append zeros for classes that were added later.
-
-    Args:
-        classes: number of all classes.
 
     >>> pad_counts(ClassCounts([3, 1]), 3)
     (3, 1, 0)

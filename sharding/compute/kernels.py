@@ -155,7 +155,6 @@ def enter_lists(data: Bytes, bodies: Int64, stops: Int64) -> Int64 | None:
     """Locate the single value of each serialised list of strings or bytes.
 
     Args:
-        data: bytes that hold the lists.
         bodies: start of each list, from `walk_examples`.
         stops: end of each list.
 
@@ -169,11 +168,7 @@ def enter_lists(data: Bytes, bodies: Int64, stops: Int64) -> Int64 | None:
 
 
 def read_varints(data: Bytes, starts: Int64, ends: Int64) -> npt.NDArray[np.uint64] | None:
-    """Decode slices that hold one varint each, uint64 [slices]; None if one holds anything else.
-
-    Args:
-        data: bytes that hold the slices.
-    """
+    """Decode slices that hold one varint each, uint64 [slices]; None if one holds anything else."""
     _check_places(data, starts, ends)
     values = np.empty(len(starts), np.uint64)
     places = _address(starts), _address(ends), _address(values)
@@ -184,7 +179,6 @@ def gather(data: Bytes, starts: Int64, width: int) -> Bytes:
     """Copy slices of one size into a matrix, uint8 [slices, width].
 
     Args:
-        data: bytes that hold the slices.
         starts: start of each slice, int64 [slices].
         width: size of a slice, in bytes.
     """
@@ -243,7 +237,6 @@ def locate_rows(rows: Int64, values: npt.NDArray[Any]) -> Int64:
     """The memory addresses of rows of an array, int64 [rows].
 
     Args:
-        rows: numbers of the rows.
         values: contiguous array of all rows.
 
     Raises:
@@ -263,7 +256,6 @@ def view_bytes(data: Bytes, starts: Int64, ends: Int64, span: int) -> npt.NDArra
     """Views of slices of data as elements of Arrow's binary_view, `VIEW` [slices].
 
     Args:
-        data: bytes that hold the slices.
         span: distance between the starts of the data's buffers, in bytes.
     """
     _check_places(data, starts, ends)

@@ -25,9 +25,6 @@ def combined_manifest(manifests: Mapping[str, Manifest]) -> Manifest:
     counts and statistics of that split of all datasets that have it. Its `shards_checksum` and `shards_rows` are of the
     names of the datasets and their checksums and identities; it has no shard table.
 
-    Args:
-        manifests: manifests of the datasets, by name.
-
     Raises:
         ConfigError: features or labels differ; the message names two datasets, and what they have.
     """
@@ -60,11 +57,7 @@ def combined_manifest(manifests: Mapping[str, Manifest]) -> Manifest:
 
 
 def check_same_features(schemas: Mapping[str, Schema]) -> None:
-    """Check that datasets have the same features.
-
-    Raises:
-        ConfigError: they do not; the message names two datasets, and the first feature that differs.
-    """
+    """Refuse datasets with different features (a ConfigError, which names two datasets and the first difference)."""
     (first, schema), *others = schemas.items()
     for name, other in others:
         for mine, theirs in zip_longest(schema.features, other.features):

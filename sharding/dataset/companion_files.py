@@ -25,12 +25,7 @@ def shard_of_index(path: str, shards: Sequence[ShardInfo]) -> ShardInfo | None:
 
 
 def rebuild_companion(storage: Storage, manifest: Manifest, shards: Sequence[ShardInfo], path: str) -> bytes | None:
-    """Rebuild a companion file; None if ringfeed cannot derive it.
-
-    Raises:
-        CorruptionError: the shard index that it derives from is damaged.
-        StorageError: the store refuses.
-    """
+    """Rebuild a companion file; None if ringfeed cannot derive it, a CorruptionError if its shard index is damaged."""
     if is_tfds_file(path):
         return tfds_files(manifest, shards).get(path)
     shard = shard_of_index(path, shards)
@@ -42,11 +37,7 @@ def rebuild_companion(storage: Storage, manifest: Manifest, shards: Sequence[Sha
 def locate_in_companion(
     storage: Storage, manifest: Manifest, shards: Sequence[ShardInfo], path: str, measured: FileInfo
 ) -> Damage:
-    """Describe how a companion file differs from what was written.
-
-    Args:
-        measured: size and checksum that it has now.
-    """
+    """Describe how a companion file differs from what was written."""
     expected = manifest.files[path]
     try:
         original = rebuild_companion(storage, manifest, shards, path)

@@ -31,26 +31,14 @@ _SHARE = re.compile(r"[0-9]+(/[1-9][0-9]*)?")
 
 
 def check_manifest(manifest: Manifest, where: str) -> None:
-    """Check that `dataset.json` does not contradict itself.
-
-    Args:
-        manifest: the decoded file.
-        where: location of the file, for the error.
-
-    Raises:
-        DatasetError: it contradicts itself.
-    """
+    """Refuse a `dataset.json` that contradicts itself (a DatasetError)."""
     problems = (*_of_schema(manifest), *_of_splits(manifest), *_of_generations(manifest))
     if problems:
         raise contradiction_error(where, problems[0])
 
 
 def check_table(manifest: Manifest, shards: Sequence[ShardInfo], where: str) -> None:
-    """Check the rows of the shard table against each other and against the names in `dataset.json`.
-
-    Raises:
-        DatasetError: a row cannot belong to this dataset.
-    """
+    """Refuse rows of the shard table that contradict each other or the names in `dataset.json` (a DatasetError)."""
     if strange := set(map(attrgetter("split"), shards)).difference(manifest.splits):
         raise contradiction_error(where, f"it has shards of split {min(strange)!r}, unknown to {MANIFEST_NAME}")
     others = (manifest.names.manifest, manifest.shards_path, *manifest.files)
@@ -60,11 +48,7 @@ def check_table(manifest: Manifest, shards: Sequence[ShardInfo], where: str) -> 
 
 
 def check_shards(manifest: Manifest, shards: Sequence[ShardInfo], where: str) -> None:
-    """Check the rows of the shard table against the totals in `dataset.json`.
-
-    Raises:
-        DatasetError: a split has other shards or records than its totals say.
-    """
+    """Refuse rows of the shard table that do not add up to the totals in `dataset.json` (a DatasetError)."""
     numbers = Counter(map(attrgetter("split"), shards))
     for name, split in manifest.splits.items():
         records = sum(shard.records for shard in shards if shard.split == name)
@@ -77,12 +61,7 @@ def check_shards(manifest: Manifest, shards: Sequence[ShardInfo], where: str) ->
 
 
 def contradiction_error(where: str, problem: str) -> DatasetError:
-    """Return the error for a file whose checksum is right but whose content is impossible.
-
-    Args:
-        where: location of the file.
-        problem: what is impossible.
-    """
+    """Return the error for a file whose checksum is right but whose content is impossible."""
     return DatasetError(
         f"{where} is intact but contradicts itself, so ringfeed did not write it: {problem}; build the dataset again"
     )
@@ -90,11 +69,7 @@ def contradiction_error(where: str, problem: str) -> DatasetError:
 
 @contextmanager
 def corruption_errors(where: str) -> Iterator[None]:
-    """Raise `CorruptionError` for a file with the right checksum that cannot be decoded as the manifest describes it.
-
-    Args:
-        where: location of the file.
-    """
+    """Raise a CorruptionError for a file of the right checksum that cannot be decoded as the manifest describes."""
     try:
         yield
     except RingfeedError:

@@ -158,10 +158,6 @@ def is_later_file(path: str) -> bool:
 
 
 def check_split_name(name: str) -> None:
-    """Check that files can carry a split's name.
-
-    Raises:
-        ConfigError: it is empty, or has other characters than ASCII letters, digits and _.
-    """
+    """Refuse a name of a split with other characters than ASCII letters, digits and _, or none (a ConfigError)."""
     if not name.replace("_", "").isalnum() or not name.isascii():
         raise ConfigError(f"the name of a split must consist of ASCII letters, digits and _, got {name!r}")

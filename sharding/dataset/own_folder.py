@@ -24,12 +24,7 @@ def _names_in(storage: Storage) -> tuple[FileNames, ...]:
 
 
 def read_manifest(storage: Storage) -> tuple[FileNames, bytes]:
-    """Read the manifest of a dataset; also return the names that its files have.
-
-    Raises:
-        FileNotFoundError: there is none.
-        StorageError: the store refuses.
-    """
+    """Read the manifest of a dataset, or raise a FileNotFoundError; also return the names that its files have."""
     error: FileNotFoundError | None = None
     for names in _names_in(storage):
         try:

@@ -93,13 +93,9 @@ class _Folder:
 def recover_dataset(storage: Storage, workers: int) -> RecoveredDataset:
     """Read `dataset.json` and the shard table, or rebuild one from the other.
 
-    Args:
-        workers: threads that read files in parallel.
-
     Raises:
         DatasetError: there is no dataset, or a newer version wrote it.
         CorruptionError: both `dataset.json` and its copy in the table are damaged.
-        StorageError: the store refuses.
     """
     storage.check_reachable()
     if is_own_folder(storage):

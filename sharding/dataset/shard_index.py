@@ -46,9 +46,6 @@ class Index:
 def index_rows(data: pa.Buffer, manifest: Manifest, shard: ShardInfo, where: str) -> pa.RecordBatch:
     """Return the rows of an index whose checksum was right.
 
-    Args:
-        where: location of the index, for the error.
-
     Raises:
         CorruptionError: it belongs to another shard, so its offsets may lie outside this one.
     """
@@ -131,7 +128,6 @@ def rebuild_index(data: pa.Buffer, manifest: Manifest, written_bytes: int) -> tu
     """Rebuild the index of an intact shard; return its content and its bytes.
 
     Args:
-        data: the decompressed shard.
         written_bytes: size of the index as written, which tells whether an older version left the block checksums out.
 
     Raises:
@@ -161,11 +157,7 @@ def rebuild_index(data: pa.Buffer, manifest: Manifest, written_bytes: int) -> tu
 
 
 def classes_of_messages(messages: Iterator[bytes], manifest: Manifest) -> npt.NDArray[np.int32]:
-    """Return the class id of each `tf.train.Example`, by its label.
-
-    Raises:
-        ValueError: a label is missing, unknown, or cannot be parsed.
-    """
+    """Return the class id of each `tf.train.Example`, by its label; a ValueError if that is missing or unknown."""
     label = manifest.schema.label
     if label is None:
         return np.zeros(sum(1 for _ in messages), np.int32)

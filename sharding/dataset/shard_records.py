@@ -28,11 +28,7 @@ _DECODE_BYTES = BATCH_BYTES // 4  # TFRecord bytes decoded at a time: a one-byte
 def read_shard(
     storage: Storage, manifest: Manifest, shard: ShardInfo, columns: Sequence[str] | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """Yield columns of a shard, by default all, in the schema's order and Arrow types.
-
-    Raises:
-        CorruptionError: the shard, or its index, is damaged or missing.
-    """
+    """Yield columns of a shard, by default all, in the schema's order and types; a CorruptionError if it is damaged."""
     names = manifest.schema.names if columns is None else columns
     data = read_checked(storage, shard.path, shard.bytes, shard.checksum)
     expected, records = manifest.schema.select(names).arrow, 0

@@ -67,7 +67,6 @@ def encode_shards(shards: Sequence[ShardInfo], manifest: Manifest | None = None)
     """Return the bytes of a shard table.
 
     Args:
-        shards: the rows.
         manifest: manifest to copy into it, with a checksum of the whole file, whose own digits count as zeros.
     """
     sink = pa.BufferOutputStream()
@@ -152,7 +151,6 @@ def decode_shards(
 
     Args:
         manifest: manifest to check the rows against; the class counts are checked when they are decoded.
-        where: location of the table, for errors.
 
     Raises:
         DatasetError: a path leaves the dataset's root, or the rows contradict each other or the manifest.

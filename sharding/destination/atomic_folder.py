@@ -52,7 +52,6 @@ def open_atomic_folder(target: Storage, provenance: Provenance | None = None) ->
 
     Raises:
         DestinationError: something is in the way, or another process writes there.
-        StorageError: the store refuses.
     """
     target.check_writable()
     target = _resolved(target)
@@ -95,16 +94,11 @@ def open_atomic_folder(target: Storage, provenance: Provenance | None = None) ->
 def remove_killed_export(target: Storage, *, dry_run: bool = False) -> list[str]:
     """Remove what killed exports to a folder left.
 
-    Args:
-        target: the folder.
-        dry_run: remove nothing.
-
     Returns:
         The URLs of the removed files and uploads.
 
     Raises:
         DestinationError: another process writes there.
-        StorageError: the store refuses.
     """
     target = _resolved(target)
     room = _room(target)
@@ -160,13 +154,7 @@ def _is_written(name: str) -> bool:
 
 
 def _check_free(target: Storage, holder: Holder | None, provenance: Provenance | None) -> bool:
-    """Whether a folder was made from the same; refuse it if it holds anything but what a killed export left.
-
-    Args:
-        target: the folder.
-        holder: the former holder of its lease.
-        provenance: what an export is made from.
-    """
+    """Whether a folder was made from the same; refuse it if it holds anything but what a killed export left."""
     if provenance is not None and provenance.made(target):
         return True
     killed = _is_export(holder)

@@ -325,15 +325,12 @@ def draft_dataset(destination: Storage, purpose: Purpose, about: Mapping[str, st
     same build resumes with them. If it fails for another reason, or no shard is finished, nothing remains.
 
     Args:
-        destination: folder of the dataset.
         purpose: ``new``, ``replace`` the dataset that is there, or ``append`` to it. That dataset stays unchanged if
             the body fails before `DatasetDraft.commit`.
-        about: description of the build, for the lease file.
 
     Raises:
         DestinationError: something is in the way, or another build is at work there.
         DatasetError: there is no dataset to append to.
-        StorageError: the store refuses.
     """
     replacing = check_destination(destination, purpose)
     absent = destination.absent_folders()
@@ -390,11 +387,7 @@ def check_destination(destination: Storage, purpose: Purpose) -> bool:
 
 
 def check_undamaged(destination: Storage, files: Sequence[str]) -> None:
-    """Refuse a folder that holds a dataset without its `dataset.json`, which can be rebuilt from the shard table.
-
-    Raises:
-        DestinationError: it does.
-    """
+    """Refuse a dataset without its `dataset.json`, which can be rebuilt from the shard table (a DestinationError)."""
     if listed_names(files) or not any(map(TABLE_NAMES.fullmatch, files)):
         return
     with suppress(DatasetError, CorruptionError):
@@ -436,11 +429,7 @@ def check_disjoint(source: str, destination: str) -> None:
 
 
 def check_spill_outside(spill: str | None, destination: str) -> None:
-    """Refuse a spill folder inside the destination, where a build first removes all files that are not its own shards.
-
-    Raises:
-        DestinationError: it lies there.
-    """
+    """Refuse a spill folder in the destination, where a build removes all other files first (a DestinationError)."""
     if spill is None:
         return
     folder, root = (normpath(Storage(url).address()) for url in (spill, destination))

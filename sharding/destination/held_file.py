@@ -22,13 +22,6 @@ def write_held_file(storage: Storage, name: str, data: bytes) -> None:
     """Write a file, in place of an existing one, and remove what killed processes have left of it.
 
     If another process is writing the same file, both write it, and nothing is removed.
-
-    Args:
-        storage: folder of the file.
-        data: its content.
-
-    Raises:
-        StorageError: the store refuses.
     """
     with _hold(storage, name, len(data)) as is_held:
         storage.write(name, data)

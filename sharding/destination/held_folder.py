@@ -26,13 +26,11 @@ def hold_folder(
 
     Args:
         about: description for the lease file, with the ``task``.
-        lease: name of the lease file.
         remedy: what to do if another process holds the folder, other than to wait for it.
         silent_token: as of `hold_lease`.
 
     Raises:
         DestinationError: another process holds the folder, or there is a file in its place.
-        StorageError: the store refuses.
     """
     folder.check_writable()
     folder.remove(f"{lease}.trial")  # a store that refuses this would keep the lease file, too
@@ -49,11 +47,7 @@ def hold_folder(
 
 
 def check_folder_free(folder: Storage, lease: str, remedy: str) -> None:
-    """Refuse a folder that a process of this machine holds; takes a moment, where a heartbeat would take longer.
-
-    Raises:
-        DestinationError: one holds it.
-    """
+    """Refuse a folder that a process of this machine holds (a DestinationError), without waiting for a heartbeat."""
     holder = read_holder(folder, lease)
     if holder is not None and holder.is_local:
         with _naming(remedy):

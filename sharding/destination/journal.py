@@ -60,10 +60,6 @@ def read_journal(storage: Storage, fingerprint: str, sizes: Mapping[str, int]) -
 
     On local disk checksums are compared, too: reading the files costs little compared with writing them again.
 
-    Args:
-        storage: folder that holds the journal.
-        sizes: bytes of all files in the folder, by path.
-
     Returns:
         Results by shard number.
     """

@@ -42,11 +42,7 @@ def is_build_draft(name: str) -> bool:
 
 
 def check_no_links(destination: Storage) -> None:
-    """Check that no link stands where builds keep folders, or the lease: what is written and removed would be others'.
-
-    Raises:
-        DestinationError: one does.
-    """
+    """Refuse a link where builds keep folders, or the lease: it leads to the files of others (a DestinationError)."""
     folder = destination.local_path
     if folder is None or not folder.is_dir():
         return
@@ -89,9 +85,7 @@ def abort_uploads(storage: Storage, mine: Callable[[str], bool] = is_build_file,
     """Abort the S3 uploads of killed processes, in a folder that nobody else writes to.
 
     Args:
-        storage: the folder.
         mine: whether a path is one of their files.
-        dry_run: abort nothing.
 
     Returns:
         The URLs of the uploads; files of these names may exist, written by others.

@@ -18,9 +18,6 @@ from ringfeed.sharding.storage.storage import Storage
 def digest_of(*inputs: Any) -> str:
     """Return the xxh3-128 of all that decides the content of a folder, as hexadecimal text.
 
-    Args:
-        inputs: values that JSON can hold.
-
     >>> digest_of("flights", ["test"]) == digest_of("flights", ("test",)) != digest_of("flights", ["train"])
     True
     """

@@ -166,7 +166,6 @@ def spill_root(url: str | None, destination: str) -> Storage:
 
     Args:
         url: spill folder chosen by the user; None for this machine's folder for temporary files.
-        destination: URL of the dataset.
 
     Raises:
         DestinationError: the folder is a link, belongs to another user, or is open to others.
@@ -197,8 +196,6 @@ def open_spill(root: Storage, plan: str, scratch: Storage | None = None) -> Spil
     """Open the spill folder of a plan; files of the same plan stay if this machine has not restarted since.
 
     Args:
-        root: folder of all plans for a destination.
-        plan: key of the plan.
         scratch: folder from `open_scratch` to keep.
     """
     name = f"{plan}-{derive_key(boot_id() if root.local_path else ''):016x}"
@@ -289,7 +286,6 @@ def remove_spill(root: Storage, absent: Sequence[str] = ()) -> None:
     """Remove the spill files of all builds for a destination; side folders in use stay.
 
     Args:
-        root: folder from `spill_root`.
         absent: folders that did not exist before the build (`Storage.absent_folders`); removed if they are empty.
     """
     _check(root)
@@ -317,13 +313,7 @@ def remove_spill_on_error(error: BaseException, root: Storage, absent: Sequence[
 
 
 def remove_abandoned_spill(holder: Holder | None, destination: str, root: Storage) -> None:
-    """Remove the spill files of an unfinished build or append that is resumed with another spill folder.
-
-    Args:
-        holder: former holder of the lease, or None.
-        destination: URL of the dataset.
-        root: the spill folder of the resumed build.
-    """
+    """Remove the spill files of an unfinished build or append that is resumed with another spill folder."""
     if holder is None or holder.task not in ("build", "append"):
         return
     url = holder.about.get("spill")

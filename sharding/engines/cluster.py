@@ -60,11 +60,7 @@ class WorkerRequirements:
         )
 
     def check(self) -> None:
-        """Check this process, which might write other bytes, or write them where no other process sees them.
-
-        Raises:
-            ConfigError: it does not meet the requirements.
-        """
+        """Refuse this process if it might write other bytes, or where no other process sees them (a ConfigError)."""
         here = dict(_versions())
         for name, expected in self.versions:
             if here[name] != expected:
@@ -176,11 +172,7 @@ def version_mismatch_error(worker: str, package: str, there: str, here: str) -> 
 
 
 class RemoteExecutor(ClusterExecutor):
-    """Base of executors on a cluster: their results arrive in futures of this process.
-
-    Args:
-        requirements: what workers have to meet.
-    """
+    """Base of executors on a cluster: their results arrive in futures of this process."""
 
     def __init__(self, requirements: WorkerRequirements) -> None:
         self._requirements = requirements

@@ -142,11 +142,7 @@ class _DaskExecutor(RemoteExecutor):
 
     @contextmanager
     def reporting_loss(self) -> Iterator[None]:
-        """Explain errors of requests that fail because the scheduler is away.
-
-        Raises:
-            WorkerError: the scheduler is away.
-        """
+        """Explain errors of requests that fail because the scheduler is away (as a WorkerError)."""
         try:
             yield
         except Exception as error:
@@ -223,11 +219,7 @@ class _DaskExecutor(RemoteExecutor):
                     raise StorageError(f"the Dask cluster at {self._address} has no workers; start some") from error
 
     def await_others(self) -> None:
-        """Wait for the tasks of a killed build of the same destination, which may still write there.
-
-        Raises:
-            WorkerError: they do not end.
-        """
+        """Wait for the tasks of a killed build, which may still write there; a WorkerError if they do not end."""
         started = time.monotonic()
         while any(self._on_each(stop_earlier_builds)):
             if time.monotonic() - started > self._timings.others_seconds:

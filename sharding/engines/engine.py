@@ -37,7 +37,6 @@ def open_engine(
         url: ``local``; ``dask://HOST:PORT`` of a scheduler; ``ray://HOST:PORT`` of a Ray client server, or ``ray://auto``
             for the cluster that this machine is part of. The workers of a cluster need ringfeed, access to source,
             destination and spill folder by the same URLs, and the credentials for them in their own environment.
-        workers: number of processes of the local engine.
         local_spill: whether tasks leave files in this machine's folder for temporary files; then workers on other
             machines are refused.
         leased_destination: the destination whose lease the caller holds, if any. Workers that do not see it are

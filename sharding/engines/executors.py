@@ -152,7 +152,6 @@ def preload_workers(*places: str, workers: int) -> None:
 
     Args:
         places: URLs that they will read and write.
-        workers: number of the processes.
 
     Raises:
         WorkerError: this process may not open as many files as it needs for them.
@@ -302,7 +301,6 @@ def stream_tasks(
     once none runs, so that no task writes during the clean-up.
 
     Args:
-        pool: executor of the tasks.
         jobs: functions and their arguments; consumed as needed.
         max_pending: how many tasks to submit ahead of their results; a function if that changes, as clusters grow. If
             it is below the number of local processes, each releases its memory after a task.
@@ -368,7 +366,6 @@ def run_tasks(
 
     Args:
         pool: executor of the tasks; None for this thread.
-        jobs: functions and their arguments.
         report: called before the first task and after each, with the number of finished tasks and the last result.
     """
     report(0, None)

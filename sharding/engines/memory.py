@@ -106,11 +106,7 @@ class MemoryShare:
         return int(max(1, min(most, (self._task_bytes - _block_need(record, block_rows)) / record.in_bucket)))
 
     def partition_tasks(self) -> int:
-        """How many partition tasks to submit ahead of their results.
-
-        Raises:
-            ConfigError: not even one fits into the budget.
-        """
+        """How many partition tasks to submit ahead of their results; a ConfigError if not even one fits the budget."""
         need = _BATCH_COPIES * BATCH_BYTES + _RUN_COPIES * self.run_bytes
         return self._tasks(need, "reading the source")
 
@@ -118,7 +114,6 @@ class MemoryShare:
         """How many assembling tasks to submit ahead of their results.
 
         Args:
-            record: mean size of a record.
             bucket_records: most records that are assembled together.
             block_rows: records that are completed, encoded and written at a time.
 
@@ -130,15 +125,7 @@ class MemoryShare:
         return self._tasks(need, "assembling a shard", "smaller shards")
 
     def check_record(self, record_bytes: int, what: str) -> None:
-        """Check that there is memory for one record.
-
-        Args:
-            record_bytes: its bytes, or some of them.
-            what: its name, for the error.
-
-        Raises:
-            ConfigError: it does not fit into the budget.
-        """
+        """Refuse a record that does not fit into the budget (a ConfigError)."""
         record = RecordBytes(stored=record_bytes, draft=record_bytes, whole=record_bytes)
         self._tasks(record.in_bucket + _block_need(record, 1), what)
 

@@ -65,8 +65,6 @@ def connect(
     """Connect this program to the cluster whose client server is at ``HOST:PORT``, or to ``auto``.
 
     Args:
-        ray: the module.
-        address: of the cluster.
         log_to_driver: whether what its workers print appears here.
         environment: variables of its workers.
 

@@ -55,16 +55,7 @@ def tfds_shard(batches: Iterable[pa.RecordBatch], schema: Schema, classes: Seque
 
 
 def tfds_metadata(manifest: Manifest, splits: Sequence[str], shards: Sequence[ShardInfo]) -> dict[str, bytes]:
-    """Return the metadata of an export by path.
-
-    Args:
-        manifest: manifest of the dataset.
-        splits: splits that were exported, in order.
-        shards: the exported shards, in order.
-
-    Raises:
-        ConfigError: TFDS cannot read them exactly.
-    """
+    """Return the metadata of an export by path; a ConfigError if TFDS cannot read it exactly."""
     names = named_columns(manifest.schema, manifest.classes)
     exported = replace(
         manifest,

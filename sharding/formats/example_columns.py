@@ -78,7 +78,6 @@ def parse_examples(data: bytes, starts: Int64, lengths: Int64) -> ParsedExamples
 
     Args:
         data: bytes that hold the messages, each followed by `MARGIN_BYTES`.
-        lengths: length of each message, in bytes.
     """
     columns, odd = _locate(data, starts, lengths)
     bad: dict[int, str] = {}

@@ -132,7 +132,6 @@ def locate_examples(
         starts: start of each message in `data`, ascending, int64 [records].
         ends: end of each message, int64 [records].
         located: features to locate, of kind bytes and shape ``()``.
-        decoded: features to decode.
 
     Returns:
         Start and end of each located value in the data, int64 [records] each, by feature; and the decoded features as a

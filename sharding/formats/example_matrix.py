@@ -23,7 +23,6 @@ def decode_matrix(messages: Bytes, schema: Schema, layout: RecordLayout) -> pa.R
 
     Args:
         messages: serialised messages, uint8 [rows, example_bytes].
-        schema: features to decode.
         layout: places of these features in the messages.
 
     Returns:
@@ -45,7 +44,6 @@ def decode_cells(cells: Bytes, feature: Feature, item_bytes: int) -> npt.NDArray
 
     Args:
         cells: bytes, uint8 [..., elements * item_bytes]; contiguous unless the feature is of kind int64.
-        feature: the column's feature.
         item_bytes: size of an element, from its `ColumnLayout`.
 
     Returns:

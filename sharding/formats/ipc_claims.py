@@ -60,7 +60,6 @@ class BatchClaims:
 
         Args:
             body: the message's body; None if it was not read: only a compressed message needs it.
-            body_bytes: its size.
 
         Raises:
             ValueError: a buffer lies beyond it, or claims a negative size.

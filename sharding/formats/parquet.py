@@ -115,7 +115,6 @@ def read_columns(
     Args:
         data: bytes of the whole file, already checked.
         vectors: columns of fixed-size lists: dtype and number of elements, by name.
-        others: names of other columns.
         groups: numbers of the row groups to read; None: all.
         expected: types to check the columns against; None: no check.
 
@@ -155,11 +154,7 @@ def _read_groups(file: pq.ParquetFile, groups: list[int], columns: list[str]) ->
 
 
 def check_columns(stored: pa.Schema, expected: pa.Schema) -> None:
-    """Check that all expected columns exist and have the expected types.
-
-    Raises:
-        ValueError: a column is missing or has another type.
-    """
+    """Refuse a file that lacks an expected column, or has it in another type (a ValueError)."""
     for field in expected:
         place = stored.get_field_index(field.name)
         if place < 0 or stored.field(place).type != field.type:
@@ -178,7 +173,6 @@ def column_spans(
 
     Args:
         tail: end of the file with the whole footer, already checked.
-        columns: names of the columns.
         rows: range of rows ``[start, stop)``; other row groups are left out. Default: all rows.
     """
     metadata = _metadata_of(tail)

@@ -84,8 +84,6 @@ def read_vectors(
 
     Args:
         data: bytes of the whole file, already checked.
-        groups: numbers of the row groups to read.
-        leaf: number of the column.
         elements: number of values in each list, at least 2.
 
     Returns:

@@ -27,7 +27,6 @@ def stored_schema(schema: Schema, *, tensors: bool = True, meanings: bool = True
     """The Arrow schema of a Parquet shard.
 
     Args:
-        schema: the features.
         tensors: whether tensors of two or more dimensions have Arrow's tensor type.
         meanings: whether times, lists of times, and ordered categories have types of their own.
     """
@@ -76,11 +75,7 @@ def _with_elements(kind: pa.DataType, element: pa.DataType) -> pa.DataType:
 
 
 def to_stored(batch: pa.RecordBatch, stored: pa.Schema) -> pa.RecordBatch:
-    """Convert a batch of a schema's Arrow types to the types of `stored_schema`.
-
-    Raises:
-        SourceError: a time in seconds is too large for milliseconds.
-    """
+    """Convert a batch to the types of `stored_schema`; a SourceError if seconds are too large for milliseconds."""
     columns = [_to_stored(column, field) for column, field in zip(batch.columns, stored, strict=True)]
     return pa.RecordBatch.from_arrays(columns, schema=stored)
 

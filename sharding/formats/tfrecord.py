@@ -34,9 +34,6 @@ _WORD = 0xFFFF_FFFF
 def frame_records(messages: pa.LargeBinaryArray) -> pa.LargeBinaryArray:
     """Put each message into a TFRecord frame.
 
-    Args:
-        messages: payloads of the records.
-
     Returns:
         The frames; the data buffer is the file, and the offsets are the frames' offsets in it.
     """
@@ -72,7 +69,6 @@ def frames_are_intact(data: pa.Buffer, lengths: npt.NDArray[np.integer]) -> bool
     """Whether bytes are frames of the given lengths with correct checksums of lengths and payloads.
 
     Args:
-        data: consecutive frames.
         lengths: length of each frame in bytes; at least one frame.
     """
     content = np.frombuffer(data, np.uint8)

@@ -122,11 +122,7 @@ def _changed(schema: Schema, features: dict[str, Feature]) -> Schema:
 
 
 def _retyped(feature: Feature, dtype: str) -> Feature:
-    """A feature with another type and the same shape.
-
-    Raises:
-        ConfigError: the type does not exist, or the feature cannot be cast to it.
-    """
+    """A feature of another type and the same shape; a ConfigError if there is no such type, or no cast to it."""
     if dtype == feature.dtype and not feature.categories:
         return feature
     try:

@@ -47,9 +47,6 @@ _WIDE = pa.decimal128(38, 0)  # holds every int64 and uint64, which have no comm
 def columns_of(text: str, names: Collection[str]) -> frozenset[str]:
     """The columns that an expression reads.
 
-    Args:
-        text: expression.
-
     Raises:
         ConfigError: the text is not an expression of the language, or names a column that does not exist.
 

@@ -153,7 +153,6 @@ def transform_all(
 
     Args:
         images: image files; None stays None.
-        options: transformation.
         name: returns the name, for errors, of the image at an index.
 
     Raises:

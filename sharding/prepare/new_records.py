@@ -170,8 +170,6 @@ def _fitting_steps(
     """Return the steps for a source that may lack columns, and the name of each column after them.
 
     Args:
-        names: columns of the source.
-        keep: columns of the source to copy.
         names_after: returns the columns after some steps; asked after a function, which takes and makes any columns.
 
     Raises:

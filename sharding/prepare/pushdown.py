@@ -59,7 +59,6 @@ class _Implication:
     """Derives the implications of one expression.
 
     Args:
-        schema: schema of the columns.
         in_ranges: whether to replace a list of values by its range, to save terms.
     """
 

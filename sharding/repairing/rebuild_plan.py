@@ -108,8 +108,6 @@ def plan_generation(
     """Plan the build that would write a generation again.
 
     Args:
-        original: the source that may be its own.
-        report: see `build`.
         earlier: the shards before it, if it depends on them.
 
     Raises:
@@ -222,11 +220,7 @@ def source_flags(manifest: Manifest, generations: Iterable[int]) -> str:
 
 
 def check_rebuilt(rebuild: Rebuild, path: str, made_checksum: str, written_checksum: str) -> None:
-    """Check that a rebuilt file is the one that was written.
-
-    Raises:
-        SourceError: it is another; the message says why that may be.
-    """
+    """Refuse a rebuilt file that is not the one that was written, and say why that may be (a SourceError)."""
     if made_checksum == written_checksum:
         return
     options, manifest = rebuild.plan.options, rebuild.manifest

@@ -211,7 +211,6 @@ def open_rebuilder(
 
     Args:
         root: scratch folder; see `scratch_root` and `planning_folder`.
-        report: called after every task.
         lost: generations with shards that only a source can bring back.
         restorable: damaged shards that can be restored without a source.
     """

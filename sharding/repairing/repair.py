@@ -246,11 +246,7 @@ def _apply(plan: RepairPlan, lease: Lease, rebuilt: Mapping[str, str], scratch: 
 
 
 def restore_file(storage: Storage, path: str, data: pa.Buffer, expected_checksum: str) -> None:
-    """Rewrite a file of the dataset, after checking that these are its original bytes.
-
-    Raises:
-        CorruptionError: they are not.
-    """
+    """Rewrite a file of the dataset; a CorruptionError if these are not its original bytes."""
     if checksum(data) != expected_checksum:
         raise CorruptionError(f"{storage.locate(path)} changed during the repair; run the repair again")
     storage.write(path, data)

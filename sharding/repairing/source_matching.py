@@ -194,9 +194,6 @@ def rebuild_table(
 
     Args:
         dataset: the dataset, not proven.
-        originals: sources of generations.
-        spill: see `repair`.
-        report: called after every task that rebuilds shards.
 
     Returns:
         The dataset, proven, and the builds that rebuild its shards.

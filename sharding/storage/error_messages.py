@@ -75,7 +75,6 @@ def explain(error: BaseException, protocol: str, *, writing: bool, place: Path |
     """Say what is wrong and what to do about it, in one line.
 
     Args:
-        error: error raised by the client.
         writing: whether the operation was a write, for which "not found" means the bucket or folder.
         place: folder on this machine that was read or written, if it was.
 

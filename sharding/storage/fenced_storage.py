@@ -97,11 +97,7 @@ def fence_storage(storage: Storage, lease: Lease) -> FencedStorage:
 
 
 def fence_for_workers(storage: Storage, destination: Storage, lease: Lease) -> FencedStorage:
-    """The storage of processes that work for the holder of a lease, on this machine or others.
-
-    Args:
-        storage: folder to write to.
-    """
+    """The storage of processes that work for the holder of a lease, on this machine or others."""
     # An absolute path, because they may have another working directory.
     place = Storage(destination.address(), destination.options, destination.retries, destination.timings)
     fence = _LeaseFile(place, lease.token)

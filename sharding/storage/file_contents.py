@@ -43,13 +43,11 @@ def iterate_blocks(
     """Yield the bytes of a file in blocks.
 
     Args:
-        storage: folder of the file.
         size: bytes of the file, if known; up to one block is read in one request.
         block_bytes: bytes of a block; default: 8 MiB.
 
     Raises:
         FileNotFoundError: the file does not exist.
-        StorageError: the store refuses.
     """
     block_bytes = block_bytes or _BLOCK_BYTES
     if storage.local_path is not None:
@@ -75,13 +73,8 @@ def digest_file(
     """Return size and checksum of a file, or None if it does not exist.
 
     Args:
-        storage: folder of the file.
-        size: bytes of the file, if known.
         most: stop after the block in which more than so many bytes are read; None: read to the end.
         block_bytes: bytes to read at a time; default: 8 MiB.
-
-    Raises:
-        StorageError: the store refuses.
     """
     digest, read = Checksum(), 0
     try:
@@ -104,13 +97,11 @@ def open_decompressed(
     Remote and compressed files are first written to a temporary file.
 
     Args:
-        storage: folder of the file.
         compression: compression of the whole file, as by `formats.tfrecord.compress`.
         size: stored bytes of the file, if known.
 
     Raises:
         FileNotFoundError: the file does not exist.
-        StorageError: the store refuses.
     """
     if storage.local_path is not None and compression == "none":
         yield storage.map(path)

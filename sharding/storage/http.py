@@ -266,10 +266,6 @@ def _number(text: str | None) -> int | None:
 def page_links(page: str, url: str) -> list[str]:
     """Return the sorted links of a page into the folder that it lists, relative and uniformly escaped.
 
-    Args:
-        page: HTML.
-        url: URL of the page.
-
     >>> page_links("<a href=../>up</a> <a href='./a:b?x=1'> <A HREF='/d/it&#39;s/'>", "http://host/d")
     ['a%3Ab', 'it%27s/']
     """

@@ -205,21 +205,11 @@ class Lease:
         return self._me.token
 
     def record_plan(self, fingerprint: str) -> None:
-        """Record what is built in the lease file.
-
-        Raises:
-            DestinationError: another process holds the destination.
-            StorageError: the store refuses.
-        """
+        """Record what is built in the lease file; a DestinationError if another process holds the destination."""
         self._storage.run("write", self._name, lambda: self._write(plan=fingerprint))
 
     def check(self) -> None:
-        """Look at the lease file, and raise if another process holds the destination.
-
-        Raises:
-            DestinationError: another process holds it, or may hold it.
-            StorageError: the store refuses.
-        """
+        """Look at the lease file; a DestinationError if another process holds the destination, or may hold it."""
         self._look(self._storage)
 
     def check_once(self) -> None:
@@ -227,12 +217,7 @@ class Lease:
         self._look(self._once)
 
     def guard(self) -> None:
-        """`check`, unless the lease was renewed a few seconds ago, before which nobody can take over.
-
-        Raises:
-            DestinationError: another process holds the destination, or may hold it.
-            StorageError: the store refuses.
-        """
+        """`check`, unless the lease was renewed a few seconds ago, before which nobody can take over."""
         self.check_known()
         if time.monotonic() - self._fresh > self._timings.silent_seconds / 3:
             self.check()
@@ -314,7 +299,6 @@ def describe_loss(storage: Storage, seen: Holder | None, token: str, name: str =
     """Explain to a holder why its lease is lost; empty if the lease file is its own.
 
     Args:
-        storage: the destination.
         seen: content of the lease file, or None if it is gone.
     """
     where = storage.locate()
@@ -338,13 +322,10 @@ def hold_lease(
     """Acquire the lease on a destination and keep it fresh for the body; the caller releases it.
 
     Args:
-        storage: the destination.
-        about: description for the lease file.
         silent_token: token of a holder whose heartbeat the caller has missed for half a minute.
 
     Raises:
         DestinationError: another process writes there.
-        StorageError: the store refuses.
     """
     me = _me(about)
     previous = None

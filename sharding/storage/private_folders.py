@@ -19,10 +19,6 @@ from .atomic_files import make_folder
 def make_private_folder(folder: Path, remedy: str) -> None:
     """Create a folder that only this user can open, and its parents; one that exists must be such a folder.
 
-    Args:
-        folder: path of the folder.
-        remedy: what to do if it is not, for the error.
-
     Raises:
         DestinationError: another user may have planted it.
         NotADirectoryError: one of its parents is a file.

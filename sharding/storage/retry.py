@@ -79,12 +79,8 @@ def retry(
     """Return the operation's result; repeat it, within the policy, while its errors are transient.
 
     Args:
-        operation: idempotent function.
-        policy: how often to retry.
         transient: whether an error is transient; `is_transient` by default.
         about: returns a description of the failure for the log.
-        sleep: waits some seconds.
-        clock: returns the time in seconds.
         draw: returns a random number, uniform in [0, 1).
 
     Raises:

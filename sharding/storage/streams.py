@@ -100,7 +100,6 @@ class ForwardReader(_Reader):
     Args:
         source: opens the file, of which only `read` and `close` are used.
         size: size of the file in bytes, or None if unknown.
-        run: runs an idempotent function with retries.
         refuse: creates the error for seeks backward or far ahead.
 
     >>> file = ForwardReader(lambda: io.BytesIO(b"0123456789"), 10, lambda read: read(), lambda: OSError("no"))

@@ -32,7 +32,6 @@ def guarded(url: str, what: str, *, error: type[RingfeedError] = ConfigError, pr
     """Turn every error that a file's content causes in the body into one line that names the file.
 
     Args:
-        url: path or URL of the file.
         what: what it must hold, with an article, for the error.
         prefix: what names the file, such as an option, before its URL.
 
@@ -62,7 +61,6 @@ def open_untrusted(url: str, what: str = "file") -> Iterator[BinaryIO]:
     """Open a file to read at random; a local one is not read as a whole, a remote one is.
 
     Args:
-        url: path or URL of the file.
         what: what it is, for errors.
 
     Raises:
@@ -99,11 +97,7 @@ def read_untrusted(url: str, most_bytes: int, what: str = "file") -> bytes:
 
 
 def load_json(data: bytes | str) -> Any:
-    """Parse a JSON text of a size that the caller has bounded.
-
-    Raises:
-        ValueError: it is no JSON, or is nested too deep or too often.
-    """
+    """Parse a JSON text of bounded size; a ValueError if it is none, or is nested too deep or too often."""
     marks: tuple[Any, Any] = (b"[", b"{") if isinstance(data, bytes) else ("[", "{")
     if sum(map(data.count, marks)) > _MOST_CONTAINERS:
         raise ValueError(f"it has more than {_MOST_CONTAINERS} lists and objects")

@@ -31,10 +31,6 @@ class SecretUrl(str):
 def normalize_url(url: object, what: str) -> str:
     """Return a URL or path as text, its schemes in lower case (RFC 3986).
 
-    Args:
-        url: a string or path.
-        what: its name, for the error.
-
     Raises:
         ConfigError: it is neither, or is not valid UTF-8, so that neither Arrow nor a manifest could store it; or its
             password cannot be told from the rest.
@@ -71,12 +67,6 @@ def validate_url(url: object, what: str) -> str:
 
 
 def normalize_url_fields(options: object, *names: str, optional: str = "") -> None:
-    """Replace URL fields of a frozen dataclass by their validated text.
-
-    Args:
-        options: the dataclass.
-        names: required fields.
-        optional: a field that may be None.
-    """
+    """Replace URL fields of a frozen dataclass by their validated text."""
     for name in (*names, *([optional] if optional and getattr(options, optional) is not None else [])):
         object.__setattr__(options, name, validate_url(getattr(options, name), name))

@@ -18,11 +18,7 @@ _PNG_DEPTHS = {0: (1, 2, 4, 8, 16), 2: (8, 16), 3: (1, 2, 4, 8), 4: (8, 16), 6: 
 
 
 def image_size(data: bytes | memoryview) -> tuple[int, int]:
-    """Height and width from the file's header.
-
-    Raises:
-        ValueError: Pillow cannot identify the image; the text says why.
-    """
+    """Height and width from the file's header; a ValueError if Pillow cannot identify the image."""
     size = _jpeg_size(data) if data[:2] == b"\xff\xd8" else _png_size(data)
     if size is not None:
         return size

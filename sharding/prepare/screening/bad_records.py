@@ -114,9 +114,7 @@ def without_bad_records(
     """A source without bad records, and the bad records: unreadable ones, damaged images, missing labels.
 
     Args:
-        budget: how many bad records are allowed.
         images: transformation of images, or None; an image that cannot be transformed is bad as well.
-        pool: executor of the tasks.
         task_limit: how many tasks to keep submitted, see `stream_tasks`.
 
     Raises:

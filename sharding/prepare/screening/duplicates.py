@@ -96,11 +96,9 @@ def drop_duplicates(
         columns: columns to compare; empty: all.
         pool: executor of the tasks; None: this process.
         root: folder to spill to, which every task reaches.
-        report: called after every task.
         existing: records that a dataset holds already, with the columns of the source.
         earlier_fingerprints: fingerprints of the sources of earlier generations. If this source is one of them, the
             records that the dataset holds may be its own, so they are not dropped.
-        sizes: how many hashes memory holds.
     """
     before, images = _before_images(source)
     transformed = not images.isdisjoint(columns or source.schema.names)
@@ -149,11 +147,8 @@ def find_duplicates(
     Args:
         columns: columns to compare; empty: all.
         pool: executor of the tasks; None: this process.
-        folder: folder for the hashes, which every task reaches.
-        report: called after every task.
         existing: records that a dataset holds already.
         as_stored: whether to compare images as they will be stored: resized and encoded.
-        sizes: how many hashes memory holds.
 
     Raises:
         ConfigError: a column does not exist, or no two records can be equal.
@@ -278,8 +273,6 @@ def find_duplicates_in_bucket(
     """Find the duplicates among the records whose hash has a prefix in ``[first, stop)``.
 
     Args:
-        parts: number of parts that were hashed.
-        first: first prefix.
         stop: end of the prefixes, excluded.
         existing_parts: number of parts, the first ones, that hold existing records, which are not reported.
 

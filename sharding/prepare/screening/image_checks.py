@@ -32,7 +32,6 @@ def check_images(source: Source, part: Part, drafts: pa.RecordBatch, first: int)
     """Refuse damaged images among drafts, and images of a list that have no path.
 
     Args:
-        drafts: some drafts of the part.
         first: position of the first of them in the part.
 
     Raises:

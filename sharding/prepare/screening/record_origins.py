@@ -32,7 +32,6 @@ def find_origins(source: Source, part: Part, positions: Int64, column: str) -> l
     """The places of records in the source, as in `BadRecord`; behind a user's function, their places after it.
 
     Args:
-        source: prepared source.
         positions: positions of the records among the part's drafts, ascending; int64.
         column: a column of the drafts, so that the others stay unread.
     """

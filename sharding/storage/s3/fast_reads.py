@@ -44,8 +44,6 @@ def read_object(fs: fsspec.AbstractFileSystem, path: str, span: tuple[int, int] 
     """Read an object, or a byte range of it.
 
     Args:
-        fs: file system of s3fs.
-        path: bucket and key.
         span: half-open range of bytes, or None for all.
 
     Returns:
@@ -67,8 +65,6 @@ def copy_object(fs: fsspec.AbstractFileSystem, path: str, take: Callable[[Any], 
     """Pass on an object piece by piece as it arrives.
 
     Args:
-        fs: file system of s3fs.
-        path: bucket and key.
         take: called with each piece.
 
     Returns:

@@ -32,10 +32,7 @@ def send_part(fs: fsspec.AbstractFileSystem, target: str, upload: Mapping[str, A
     """Send one part of a multipart upload.
 
     Args:
-        fs: file system of s3fs.
-        target: bucket and key.
         upload: ``UploadId`` and ``PartNumber``.
-        body: content of the part.
 
     Returns:
         The part's ETag, or None if s3fs has to send it.

@@ -23,11 +23,6 @@ def list_objects(
     Only a bucket that does not exist, or a store in trouble, answers 404; to take that for an empty folder would begin
     a build or a run anew.
 
-    Args:
-        fs: file system of s3fs.
-        root: bucket and folder.
-        run: runs an idempotent function with retries.
-
     Raises:
         FileNotFoundError: there is no such bucket.
     """

@@ -33,11 +33,7 @@ _HASHED_BYTES = 1 << 20  # hashing more takes longer than a request for the size
 
 
 def put_object(fs: fsspec.AbstractFileSystem, target: str, data: bytes) -> None:
-    """Write an object in one request, and check that the store has all of it.
-
-    Raises:
-        IncompleteError: it has not.
-    """
+    """Write an object in one request; an IncompleteError if the store does not have all of it."""
     bucket, key, _ = fs.split_path(target)
     reply = fs.call_s3("put_object", Bucket=bucket, Key=key, Body=data)
     if len(data) > _HASHED_BYTES or _etag(reply) != hashlib.md5(data, usedforsecurity=False).hexdigest():
