@@ -17,15 +17,14 @@ from math import lcm
 from types import MappingProxyType
 
 import numpy as np
-import numpy.typing as npt
 
+from ringfeed.sharding.compute.arrays import Int64, Integers, Unsigned
 from ringfeed.sharding.compute.class_counts import ClassCounts
 from ringfeed.sharding.compute.grouping import group
 from ringfeed.sharding.compute.keyed_random import derive_key, permute, permute_each, shuffled
 from ringfeed.sharding.errors import ConfigError
 from ringfeed.sharding.messages import counted
 
-Int64 = npt.NDArray[np.int64]
 NO_RECORDS: Mapping[str, Sequence[int]] = MappingProxyType({})
 _MANY_RECORDS = 512  # from which permuting one stratum after the other is faster (2026-11-21)
 
@@ -62,7 +61,7 @@ class SplitLayout:
         """Records of each class in one of the split's shards, int64 [classes]."""
         return np.diff((self._ends - shard - 1) // self.shards)
 
-    def all_shard_class_counts(self) -> npt.NDArray[np.unsignedinteger]:
+    def all_shard_class_counts(self) -> Unsigned:
         """Records of each class in each of the split's shards, [shards, classes], in the narrowest unsigned dtype."""
         ends = self._ends
         most = -(-max(self.class_counts) // self.shards)
@@ -119,11 +118,11 @@ class Assignment:
         split, within = self.shard(number)
         return split.shard_records(within)
 
-    def locate(self, strata: npt.NDArray[np.integer], ordinals: Int64) -> tuple[Int64, Int64]:
+    def locate(self, strata: Integers, ordinals: Int64) -> tuple[Int64, Int64]:
         """Shard and slot of each record: `shards_of` of its `places`."""
         return self.shards_of(self.places(strata, ordinals))
 
-    def places(self, strata: npt.NDArray[np.integer], ordinals: Int64, many_records: int = _MANY_RECORDS) -> Int64:
+    def places(self, strata: Integers, ordinals: Int64, many_records: int = _MANY_RECORDS) -> Int64:
         """The place of each record among the places of all splits, int64 [n].
 
         Args:

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ringfeed.sharding.compute.arrays import Int32, Int64
 from ringfeed.sharding.errors import ConfigError, SourceError
 from ringfeed.sharding.formats.example_encode import example_lengths
 from ringfeed.sharding.formats.tfrecord import FOOTER_BYTES, HEADER_BYTES
@@ -28,8 +28,6 @@ from ringfeed.sharding.storage.storage import Storage
 
 from .label_counts import ValueCounts
 
-Int32 = npt.NDArray[np.int32]
-Int64 = npt.NDArray[np.int64]
 _CLASS, _VALUE, _COUNT, _BYTES = "class", "value", "count", "bytes"  # columns of a file of notes
 
 

@@ -12,10 +12,10 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ringfeed.sharding.compute.arrays import Int32, Int64
 from ringfeed.sharding.dataset.earlier_shards import EarlierShards
 from ringfeed.sharding.dataset.manifest import Manifest, ShardInfo
 from ringfeed.sharding.dataset.shard_records import read_shard
@@ -31,14 +31,14 @@ class ExistingGroups:
     """The groups of a dataset and the contents of its splits."""
 
     values: pa.Array  # distinct values of the group column
-    splits: npt.NDArray[np.int32]  # split of each group, as an index into the names of the splits, int32 [groups]
+    splits: Int32  # split of each group, as an index into the names of the splits, int32 [groups]
     # Records of each class in each split as they were written, int64 [splits, classes]
-    class_counts: npt.NDArray[np.int64]
+    class_counts: Int64
 
-    def splits_of(self, values: pa.Array) -> npt.NDArray[np.int32]:
+    def splits_of(self, values: pa.Array) -> Int32:
         """The split of each group, or -1 if the dataset does not hold it; int32 [values]."""
         places = pc.fill_null(pc.index_in(values, value_set=self.values), -1).to_numpy()
-        splits: npt.NDArray[np.int32] = np.append(self.splits, np.int32(-1))[places]
+        splits: Int32 = np.append(self.splits, np.int32(-1))[places]
         return splits
 
 

@@ -17,9 +17,9 @@ from fractions import Fraction
 import numpy as np
 import numpy.typing as npt
 
+from ringfeed.sharding.compute.arrays import Int32, Int64
 from ringfeed.sharding.compute.keyed_random import shuffled
 
-Int64 = npt.NDArray[np.int64]
 _GROUPS_AT_ONCE = 1 << 16  # whose counts are Python numbers, of 30 bytes each, at a time
 
 
@@ -42,9 +42,9 @@ def assign_groups(
     shares: Sequence[Fraction],
     key: int,
     *,
-    known_splits: npt.NDArray[np.int32] | None = None,
+    known_splits: Int32 | None = None,
     existing_counts: Int64 | None = None,
-) -> npt.NDArray[np.int32]:
+) -> Int32:
     """The split of each group, int32 [groups].
 
     Takes the largest groups first, those of one size in keyed random order, and puts each in the split that is furthest

@@ -9,10 +9,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ringfeed.sharding.compute.arrays import Int32, Int64, Unsigned
 from ringfeed.sharding.compute.class_counts import narrow_counts
 from ringfeed.sharding.compute.grouping import group
 from ringfeed.sharding.errors import SourceError
@@ -22,8 +22,6 @@ from ringfeed.sharding.prepare.steps import Step
 from ringfeed.sharding.schema import Schema, class_array, label_type
 from ringfeed.sharding.sources import Part, Source
 
-Int32 = npt.NDArray[np.int32]
-Int64 = npt.NDArray[np.int64]
 _COUNT = f"{HIDDEN}count"
 _MERGED_VALUES = 1 << 18  # new values to merge at once, at least: each merge hashes all known values again
 
@@ -46,7 +44,7 @@ class StratumCounts:
     """Records of a part by stratum (see `Assignment`)."""
 
     strata: Int64  # strata that occur in the part, ascending; int64 [n]
-    counts: npt.NDArray[np.unsignedinteger]  # records of each, [n], in the narrowest unsigned dtype
+    counts: Unsigned  # records of each, [n], in the narrowest unsigned dtype
 
 
 def count_values(batches: Iterable[pa.Array], kind: pa.DataType, merged_values: int = _MERGED_VALUES) -> ValueCounts:
@@ -84,7 +82,7 @@ class LabelCounts:
         self._schema, self._merged_values = schema, merged_values
         self._known = ValueCounts(values=class_array(schema, []), counts=np.empty(0, np.int64))
         self._codes = [np.empty(0, np.int32)] * parts
-        self._counts: list[npt.NDArray[np.unsignedinteger]] = [np.empty(0, np.uint8)] * parts
+        self._counts: list[Unsigned] = [np.empty(0, np.uint8)] * parts
         self._tallies: list[tuple[int, ValueCounts]] = []
 
     def add(self, number: int, tally: ValueCounts) -> None:
@@ -122,7 +120,7 @@ class LabelCounts:
         return tuple(_sorted(ids[codes], counts) for codes, counts in zip(self._codes, self._counts, strict=True))
 
 
-def _sorted(strata: Int64, counts: npt.NDArray[np.unsignedinteger]) -> StratumCounts:
+def _sorted(strata: Int64, counts: Unsigned) -> StratumCounts:
     order = np.argsort(strata)
     return StratumCounts(strata=strata[order], counts=counts[order])
 

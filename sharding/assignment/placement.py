@@ -8,18 +8,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ringfeed.sharding.compute.arrays import Int32, Int64, Integers
 from ringfeed.sharding.compute.grouping import group
 from ringfeed.sharding.errors import SourceError
 
 from .assignment import Assignment
 from .census import Census
 
-Int32 = npt.NDArray[np.int32]
-Int64 = npt.NDArray[np.int64]
 _CHANGED = "the source changed while it was read"
 
 
@@ -98,7 +96,7 @@ def _index(column: pa.Array, values: pa.Array, what: str) -> Int64:
     return result
 
 
-def take_ordinals(strata: npt.NDArray[np.integer], next_ordinals: Int64) -> Int64:
+def take_ordinals(strata: Integers, next_ordinals: Int64) -> Int64:
     """The ordinal of each record in its stratum, counted from `next_ordinals`, which is advanced in place.
 
     >>> next_ordinals = np.array([10, 20])

@@ -20,16 +20,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import xxhash
+
+from ringfeed.sharding.compute.arrays import Int64
 
 from .assignment import Assignment
 from .census import Census
 from .label_counts import StratumCounts, first_ordinals
 from .placement import take_ordinals
 
-Int64 = npt.NDArray[np.int64]
 _UNMIXED = 8  # one block in this many holds the largest records of its class
 _TOLERANCE = 2000  # shards are alike if the largest exceeds the smallest by at most one byte in this many
 _EXCHANGES = 40  # most exchanges per shard; lognormal and Pareto sizes need one or two (2026-11-23)

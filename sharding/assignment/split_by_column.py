@@ -8,11 +8,11 @@ from fractions import Fraction
 from math import ceil
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
+from ringfeed.sharding.compute.arrays import Int32, Integers
 from ringfeed.sharding.compute.class_counts import ClassCounts
 from ringfeed.sharding.compute.keyed_random import derive_key
 from ringfeed.sharding.dataset.file_names import check_split_name
@@ -26,8 +26,6 @@ from .existing_groups import ExistingGroups
 from .group_splits import GroupCounts, assign_groups
 from .label_counts import StratumCounts, count_strata, sum_by_key
 
-Int32 = npt.NDArray[np.int32]
-Int64 = npt.NDArray[np.int64]
 _NOTES_AT_ONCE = 1 << 20
 _MAX_SPLITS = 256
 _TIMES = tuple(  # texts of one of these forms sort as the times do
@@ -215,6 +213,6 @@ def _batched_notes(census: Census, parts: int, least: Callable[[], int]) -> Iter
         yield batch
 
 
-def _cut(joined: npt.NDArray[np.integer], arrays: Sequence[pa.Array]) -> list[npt.NDArray[np.integer]]:
+def _cut(joined: Integers, arrays: Sequence[pa.Array]) -> list[Integers]:
     """Cut an array with an entry for each element of some arrays into one piece for each."""
     return np.split(joined, np.cumsum([len(array) for array in arrays])[:-1])

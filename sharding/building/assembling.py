@@ -10,10 +10,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from ringfeed.sharding.assignment.assignment import Assignment
+from ringfeed.sharding.compute.arrays import Int32, Int64
 from ringfeed.sharding.dataset.file_names import FileNames
 from ringfeed.sharding.destination.journal import ShardResult, record_shards
 from ringfeed.sharding.destination.spill import Spill
@@ -77,7 +77,7 @@ def _gather(spill: Spill, batches: Sequence[tuple[int, Sequence[int]]]) -> Itera
             yield from (reader.get_batch(int(number)) for number in numbers)
 
 
-def _rows_of_places(table: pa.Table, records: int) -> npt.NDArray[np.int64]:
+def _rows_of_places(table: pa.Table, records: int) -> Int64:
     """The row of the table that belongs at each place of the bucket, int64 [records]."""
     places = table.column(PLACE).to_numpy()
     if len(places) != records or np.any(np.bincount(places, minlength=records) != 1):
@@ -89,9 +89,7 @@ def _rows_of_places(table: pa.Table, records: int) -> npt.NDArray[np.int64]:
     return rows
 
 
-def _blocks(
-    source: Source, table: pa.Table, rows: npt.NDArray[np.int64], block_rows: int
-) -> Iterator[tuple[pa.RecordBatch, npt.NDArray[np.int32]]]:
+def _blocks(source: Source, table: pa.Table, rows: Int64, block_rows: int) -> Iterator[tuple[pa.RecordBatch, Int32]]:
     """The completed records at some rows of a table and their class ids, up to `block_rows` at a time."""
     for start in range(0, len(rows), block_rows):
         drafts = table.take(pa.array(rows[start : start + block_rows])).combine_chunks()

@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from ringfeed.sharding.assignment.assignment import Assignment
+from ringfeed.sharding.compute.arrays import Int64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,11 +30,9 @@ class Bucketing:
         start = bucket * self.shards_per_bucket
         return range(start, min(start + self.shards_per_bucket, self.assignment.shards))
 
-    def first_places(self) -> npt.NDArray[np.int64]:
+    def first_places(self) -> Int64:
         """The first place of each shard within its bucket, int64 [shards]."""
         sizes = np.concatenate([split.all_shard_records() for split in self.assignment.splits])
-        firsts: npt.NDArray[np.int64] = np.cumsum(sizes) - sizes
-        result: npt.NDArray[np.int64] = (
-            firsts - firsts[np.arange(len(sizes)) // self.shards_per_bucket * self.shards_per_bucket]
-        )
+        firsts: Int64 = np.cumsum(sizes) - sizes
+        result: Int64 = firsts - firsts[np.arange(len(sizes)) // self.shards_per_bucket * self.shards_per_bucket]
         return result

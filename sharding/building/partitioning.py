@@ -13,11 +13,11 @@ from itertools import pairwise
 from typing import Any, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from ringfeed.sharding.assignment.placement import Placement, Placer
+from ringfeed.sharding.compute.arrays import Bools, Int32, Int64
 from ringfeed.sharding.compute.arrow_casts import is_list
 from ringfeed.sharding.compute.grouping import group
 from ringfeed.sharding.destination.spill import PartSpill, Spill
@@ -32,7 +32,7 @@ PLACE, CLASS = "\0place", "\0class"  # extra columns of spill files; no column o
 _SLICE_BYTES = 64 << 10  # of a bucket in one write; with less, the overhead of Arrow IPC would dominate
 
 T = TypeVar("T")
-Batches = Iterator[tuple[pa.RecordBatch, npt.NDArray[np.int64]]]  # records, and the bucket of each
+Batches = Iterator[tuple[pa.RecordBatch, Int64]]  # records, and the bucket of each
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +41,7 @@ class PartitionTarget:
 
     bucketing: Bucketing  # buckets of the shards
     # Buckets that are yet to be assembled, bool [buckets]; records of the others are not spilled
-    wanted: npt.NDArray[np.bool_]
+    wanted: Bools
     spill: Spill  # spill folder
     run_bytes: int  # most bytes of records to collect before they are written
 
@@ -91,7 +91,7 @@ def partition_part(source: Source, part: Part, number: int, placement: Placement
 
 def _runs(batches: Batches, run_bytes: int) -> Batches:
     """Join batches until they hold `run_bytes`, so that each bucket's slice of them is worth a write."""
-    run: list[tuple[pa.RecordBatch, npt.NDArray[np.int64]]] = []
+    run: list[tuple[pa.RecordBatch, Int64]] = []
     joined_bytes = 0
     for batch, buckets in batches:
         run.append((batch, buckets))
@@ -103,14 +103,14 @@ def _runs(batches: Batches, run_bytes: int) -> Batches:
         yield _join(run)
 
 
-def _join(run: Sequence[tuple[pa.RecordBatch, npt.NDArray[np.int64]]]) -> tuple[pa.RecordBatch, npt.NDArray[np.int64]]:
+def _join(run: Sequence[tuple[pa.RecordBatch, Int64]]) -> tuple[pa.RecordBatch, Int64]:
     if len(run) == 1:
         return run[0]
     batch = pa.concat_batches([batch for batch, _ in run])
     return batch, np.concatenate([buckets for _, buckets in run])
 
 
-def _write_by_bucket(runs: Batches, sink: Any) -> npt.NDArray[np.int64]:
+def _write_by_bucket(runs: Batches, sink: Any) -> Int64:
     """Write each bucket's records of a run as one record batch; return the bucket of each batch."""
     written = [np.empty(0, np.int64)]
     writer: pa.RecordBatchFileWriter | None = None
@@ -136,7 +136,7 @@ def _check_elements(batch: pa.RecordBatch, path: str) -> None:
             )
 
 
-def _tag(batch: pa.RecordBatch, places: npt.NDArray[np.int64], class_ids: npt.NDArray[np.int32]) -> pa.RecordBatch:
+def _tag(batch: pa.RecordBatch, places: Int64, class_ids: Int32) -> pa.RecordBatch:
     columns = [*batch.columns, pa.array(places), pa.array(class_ids)]
     return pa.RecordBatch.from_arrays(columns, names=[*batch.schema.names, PLACE, CLASS])
 

@@ -10,11 +10,11 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from ringfeed.sharding.assignment.label_counts import ValueCounts
+from ringfeed.sharding.compute.arrays import Bools
 from ringfeed.sharding.errors import ConfigError, SourceError
 from ringfeed.sharding.messages import counted, listed
 from ringfeed.sharding.prepare.carried_column import CarryingSource
@@ -71,7 +71,7 @@ def find_rare_classes(tally: ValueCounts, schema: Schema, context: BuildContext)
     return RareClasses(str(schema.label), tuple(values), into)
 
 
-def _check_merged(tally: ValueCounts, few: npt.NDArray[np.bool_], into: Any, least: int, known: pa.Array) -> None:
+def _check_merged(tally: ValueCounts, few: Bools, into: Any, least: int, known: pa.Array) -> None:
     """Refuse to merge into a class that stays rare (a SourceError)."""
     label = pa.scalar(into, tally.values.type)
     is_into = pc.equal(tally.values, label).fill_null(False).to_numpy(zero_copy_only=False)

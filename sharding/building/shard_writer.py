@@ -12,10 +12,10 @@ from itertools import islice
 from typing import IO, Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from ringfeed.sharding.common.checksums import Checksum, checksum
+from ringfeed.sharding.compute.arrays import Int32, Int64
 from ringfeed.sharding.compute.class_counts import ClassCounts
 from ringfeed.sharding.dataset import dali_index
 from ringfeed.sharding.dataset.file_names import FileNames
@@ -29,7 +29,7 @@ from ringfeed.sharding.storage.atomic_files import Bytes
 from ringfeed.sharding.storage.storage import Storage
 from ringfeed.sharding.storage.streams import Sink
 
-Block = tuple[pa.RecordBatch, npt.NDArray[np.int32]]  # records, and their class ids
+Block = tuple[pa.RecordBatch, Int32]  # records, and their class ids
 
 _FILES_AT_ONCE = 32  # connections to S3 that a process may have
 _HELD_BYTES = 8 << 20
@@ -137,7 +137,7 @@ def _counted(
     blocks: Iterator[Block],
     schema: Schema,
     stored: pa.Schema,
-    counts: npt.NDArray[np.int64],
+    counts: Int64,
     statistics: dict[str, FeatureStatistics],
 ) -> Iterator[Block]:
     """The blocks, with their categories checked; adds each to the class counts and to the statistics as it passes."""

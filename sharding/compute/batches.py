@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
+from .arrays import Int64
 from .decoded_bytes import decoded_bytes, shares_values
 
 BATCH_ROWS = 1 << 16  # at most, in a source's batches
@@ -35,7 +35,7 @@ def slice_batch(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         yield batch.slice(start, rows)
 
 
-def _slice_shared(batch: pa.RecordBatch, row_bytes: npt.NDArray[np.int64]) -> Iterator[pa.RecordBatch]:
+def _slice_shared(batch: pa.RecordBatch, row_bytes: Int64) -> Iterator[pa.RecordBatch]:
     """Slice where the sum of the rows' bytes passes a multiple of `BATCH_BYTES`; `row_bytes` is int64 [rows]."""
     if row_bytes.max() > _MOST_ROW_BYTES:
         raise pa.ArrowInvalid(

@@ -12,7 +12,9 @@ import numpy.typing as npt
 
 from ringfeed.sharding.common.fork_safe_locks import renew_lock_in_forks
 
-Rows = tuple[npt.NDArray[np.integer], npt.NDArray[np.integer]]
+from .arrays import Integers, Unsigned
+
+Rows = tuple[Integers, Integers]
 
 
 class ClassCounts(Sequence[int]):
@@ -26,11 +28,11 @@ class ClassCounts(Sequence[int]):
     """
 
     __slots__ = ("_counts", "_deferred", "_hash")
-    _counts: npt.NDArray[np.unsignedinteger]
+    _counts: Unsigned
     _deferred: tuple[_DeferredRows, int] | None
     _hash: int | None
 
-    def __init__(self, counts: Sequence[int] | npt.NDArray[np.integer]) -> None:
+    def __init__(self, counts: Sequence[int] | Integers) -> None:
         array = np.asarray(counts, np.int64)
         if array.ndim != 1:
             raise ValueError(f"counts must be a list, got {counts!r}")
@@ -92,17 +94,17 @@ class _DeferredRows:
 
     def __init__(self, read: Callable[[], Iterable[Rows]]) -> None:
         self._read = read
-        self._rows: list[npt.NDArray[np.unsignedinteger]] | None = None
+        self._rows: list[Unsigned] | None = None
         self._lock = threading.RLock()
         renew_lock_in_forks(self)
 
-    def row(self, number: int) -> npt.NDArray[np.unsignedinteger]:
+    def row(self, number: int) -> Unsigned:
         with self._lock:
             if self._rows is None:
                 self._rows = self.rows()
         return self._rows[number]
 
-    def rows(self) -> list[npt.NDArray[np.unsignedinteger]]:
+    def rows(self) -> list[Unsigned]:
         """All rows, read anew unless `row` has kept them."""
         if self._rows is not None:
             return self._rows
@@ -127,14 +129,14 @@ def deferred_counts(read: Callable[[], Iterable[Rows]], rows: int) -> list[Class
     return [ClassCounts._of((deferred, number)) for number in range(rows)]
 
 
-def count_matrix(rows: Sequence[Sequence[int]]) -> npt.NDArray[np.unsignedinteger]:
+def count_matrix(rows: Sequence[Sequence[int]]) -> Unsigned:
     """Stack rows of one length to a matrix of the narrowest type that holds them all.
 
     >>> count_matrix([(1, 2), ClassCounts([3, 300])])
     array([[  1,   2],
            [  3, 300]], dtype=uint16)
     """
-    result: npt.NDArray[np.unsignedinteger] = np.empty((0, 0), np.uint8)
+    result: Unsigned = np.empty((0, 0), np.uint8)
     for number, row in enumerate(_arrays(rows)):
         if number == 0:
             result = np.empty((len(rows), len(row)), row.dtype)
@@ -144,10 +146,10 @@ def count_matrix(rows: Sequence[Sequence[int]]) -> npt.NDArray[np.unsignedintege
     return result
 
 
-def _arrays(rows: Sequence[Sequence[int]]) -> Iterator[npt.NDArray[np.unsignedinteger]]:
+def _arrays(rows: Sequence[Sequence[int]]) -> Iterator[Unsigned]:
     """The narrow array of each row. Deferred rows are read but not kept, which would double the memory."""
     source: _DeferredRows | None = None
-    read: list[npt.NDArray[np.unsignedinteger]] = []
+    read: list[Unsigned] = []
     for row in rows:
         counts = row if isinstance(row, ClassCounts) else ClassCounts(row)
         if counts._deferred is None:
@@ -168,7 +170,7 @@ def pad_counts(counts: Sequence[int], classes: int) -> Sequence[int]:
     return counts if len(counts) == classes else ClassCounts(np.pad(np.asarray(counts), (0, classes - len(counts))))
 
 
-def narrow_counts(counts: npt.NDArray[np.integer]) -> npt.NDArray[np.unsignedinteger]:
+def narrow_counts(counts: Integers) -> Unsigned:
     """Convert counts to the narrowest unsigned type that holds them; raises a ValueError if a count is negative."""
     if counts.min(initial=0) < 0:
         raise ValueError(f"counts must be at least 0, got {counts.min()}")

@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types
+
+from .arrays import Int64
 
 _SHARING = (
     types.is_dictionary, types.is_run_end_encoded, types.is_list_view, types.is_large_list_view,
@@ -37,7 +38,7 @@ def shares_values(kind: pa.DataType) -> bool:
     return _is(kind, _SHARING) or any(shares_values(kind.field(i).type) for i in range(kind.num_fields))
 
 
-def decoded_bytes(column: pa.Array) -> npt.NDArray[np.int64]:
+def decoded_bytes(column: pa.Array) -> Int64:
     """The size of each row of an array when it is decoded, in bytes; int64 [rows]. A null may count as a value.
 
     >>> decoded_bytes(pa.array(["a", "bcd", "a"]).dictionary_encode()).tolist()
@@ -69,18 +70,18 @@ def decoded_bytes(column: pa.Array) -> npt.NDArray[np.int64]:
     return np.full(rows, -(-column.nbytes // max(rows, 1)), np.int64)
 
 
-def _list_bytes(column: pa.Array) -> npt.NDArray[np.int64]:
+def _list_bytes(column: pa.Array) -> Int64:
     sums = np.concatenate([[0], np.cumsum(decoded_bytes(column.values))]).astype(np.int64)
     starts = _integers(column.offsets)
     if _is(column.type, _VIEWS):
         stops = starts + _integers(column.sizes)
     else:
         starts, stops = starts[:-1], starts[1:]
-    sizes: npt.NDArray[np.int64] = sums[stops] - sums[starts] + (stops - starts) * _OFFSET_BYTES
+    sizes: Int64 = sums[stops] - sums[starts] + (stops - starts) * _OFFSET_BYTES
     return sizes
 
 
-def _integers(values: pa.Array) -> npt.NDArray[np.int64]:
+def _integers(values: pa.Array) -> Int64:
     return np.asarray(pc.fill_null(values, 0), np.int64)
 
 

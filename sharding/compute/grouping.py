@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
-import numpy.typing as npt
 
-Int64 = npt.NDArray[np.int64]
+from .arrays import Int64, Integers
+
 _SIXTEEN_BITS = 1 << 15
 
 
@@ -20,7 +20,7 @@ _SIXTEEN_BITS = 1 << 15
 class Groups:
     """The positions of an array, grouped by value."""
 
-    values: npt.NDArray[np.integer]  # distinct numbers, ascending, [groups]
+    values: Integers  # distinct numbers, ascending, [groups]
     order: Int64  # positions, group after group, ascending within each; int64 [n]
     # Boundaries of the groups in `order`: group i is ``order[bounds[i]:bounds[i + 1]]``; int64 [groups + 1]
     bounds: Int64
@@ -31,14 +31,14 @@ class Groups:
             yield value, self.order[start:stop]
 
 
-def stable_order(numbers: npt.NDArray[np.integer]) -> Int64:
+def stable_order(numbers: Integers) -> Int64:
     """A stable argsort of non-negative numbers, by NumPy's radix sort for 16 bits, its fastest, where they fit."""
     if numbers.itemsize > 2 and numbers.max(initial=0) < _SIXTEEN_BITS:
         numbers = numbers.astype(np.int16)
     return np.argsort(numbers, kind="stable")
 
 
-def group(numbers: npt.NDArray[np.integer]) -> Groups:
+def group(numbers: Integers) -> Groups:
     """Group the positions of an array of non-negative numbers.
 
     >>> [(value, places.tolist()) for value, places in group(np.array([3, 0, 3]))]

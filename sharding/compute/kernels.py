@@ -20,6 +20,8 @@ import google_crc32c
 import numpy as np
 import numpy.typing as npt
 
+from .arrays import Int32, Int64, Integers, UInt8, UInt64
+
 FILE_CHANGED = -1
 VIEW = np.dtype([("length", "<i4"), ("prefix", "<u4"), ("buffer", "<i4"), ("offset", "<i4")])  # Arrow's binary_view
 INLINE_BYTES, INLINE_AT = 12, 4  # values of up to 12 bytes are in the view itself, from byte 4 on
@@ -28,16 +30,13 @@ _SWITCH = "RINGFEED_KERNELS"
 _VARINT_BYTES = 10  # of the longest varint
 _FRAME_BYTES = 16  # of the frame around an empty message
 
-Bytes = npt.NDArray[np.uint8]
-Int64 = npt.NDArray[np.int64]
-
 
 def are_compiled() -> bool:
     """Whether the kernels can be called; the other functions must not be called otherwise."""
     return _library is not None
 
 
-def read_files(paths: Sequence[bytes], offsets: Int64, target: Bytes) -> tuple[int, int]:
+def read_files(paths: Sequence[bytes], offsets: Int64, target: UInt8) -> tuple[int, int]:
     """Read whole local files into memory.
 
     Args:
@@ -60,7 +59,7 @@ def read_files(paths: Sequence[bytes], offsets: Int64, target: Bytes) -> tuple[i
     return int(error), failed.value
 
 
-def frame_rows(matrix: Bytes) -> None:
+def frame_rows(matrix: UInt8) -> None:
     """Write the header and footer of the TFRecord frame in each row, around the message that is there already.
 
     Args:
@@ -71,7 +70,7 @@ def frame_rows(matrix: Bytes) -> None:
     _kernels().ringfeed_frame_rows(_extend_crc, _address(matrix), *matrix.shape)
 
 
-def frame_columns(columns: Sequence[tuple[Bytes, Int64]], bounds: Int64) -> Iterator[Bytes]:
+def frame_columns(columns: Sequence[tuple[UInt8, Int64]], bounds: Int64) -> Iterator[UInt8]:
     """Yield consecutive TFRecord frames, a run of records at a time; each run overwrites the one before.
 
     Args:
@@ -90,7 +89,7 @@ def frame_columns(columns: Sequence[tuple[Bytes, Int64]], bounds: Int64) -> Iter
     return _frame_runs(columns, bounds.tolist(), sizes.tolist())
 
 
-def _frame_runs(columns: Sequence[tuple[Bytes, Int64]], bounds: list[int], sizes: list[int]) -> Iterator[Bytes]:
+def _frame_runs(columns: Sequence[tuple[UInt8, Int64]], bounds: list[int], sizes: list[int]) -> Iterator[UInt8]:
     target, pointers = np.empty(max(sizes, default=0), np.uint8), c_void_p * len(columns)
     data_of = pointers(*(_address(data) for data, _ in columns))
     offsets_of = pointers(*(_address(offsets) for _, offsets in columns))
@@ -100,7 +99,7 @@ def _frame_runs(columns: Sequence[tuple[Bytes, Int64]], bounds: list[int], sizes
         yield target[:size]
 
 
-def first_bad_frame(data: Bytes, ends: Int64) -> int:
+def first_bad_frame(data: UInt8, ends: Int64) -> int:
     """The number of the first TFRecord frame whose length or content fails its CRC, or the number of frames.
 
     Args:
@@ -115,7 +114,7 @@ def first_bad_frame(data: Bytes, ends: Int64) -> int:
     return int(_kernels().ringfeed_first_bad_frame(_extend_crc, len(ends), _address(ends), _address(data)))
 
 
-def pack_varints(values: npt.NDArray[np.uint64]) -> tuple[Bytes, Int64]:
+def pack_varints(values: UInt64) -> tuple[UInt8, Int64]:
     """Encode minimal varints end to end, uint8 [bytes], with their boundaries, int64 [values + 1]."""
     _check(values, np.uint64, len(values))
     packed, offsets = np.empty(_VARINT_BYTES * len(values), np.uint8), np.zeros(len(values) + 1, np.int64)
@@ -125,7 +124,7 @@ def pack_varints(values: npt.NDArray[np.uint64]) -> tuple[Bytes, Int64]:
 
 
 def walk_examples(
-    data: Bytes, starts: Int64, ends: Int64, keys: Sequence[bytes], tags: Sequence[int]
+    data: UInt8, starts: Int64, ends: Int64, keys: Sequence[bytes], tags: Sequence[int]
 ) -> tuple[Int64, Int64] | None:
     """Locate the serialised list of each feature in `tf.train.Example` messages.
 
@@ -151,7 +150,7 @@ def walk_examples(
     return (bodies, stops) if walked == len(starts) else None
 
 
-def enter_lists(data: Bytes, bodies: Int64, stops: Int64) -> Int64 | None:
+def enter_lists(data: UInt8, bodies: Int64, stops: Int64) -> Int64 | None:
     """Locate the single value of each serialised list of strings or bytes.
 
     Args:
@@ -167,7 +166,7 @@ def enter_lists(data: Bytes, bodies: Int64, stops: Int64) -> Int64 | None:
     return starts if _kernels().ringfeed_enter_lists(_address(data), len(bodies), *places) == len(bodies) else None
 
 
-def read_varints(data: Bytes, starts: Int64, ends: Int64) -> npt.NDArray[np.uint64] | None:
+def read_varints(data: UInt8, starts: Int64, ends: Int64) -> UInt64 | None:
     """Decode slices that hold one varint each, uint64 [slices]; None if one holds anything else."""
     _check_places(data, starts, ends)
     values = np.empty(len(starts), np.uint64)
@@ -175,7 +174,7 @@ def read_varints(data: Bytes, starts: Int64, ends: Int64) -> npt.NDArray[np.uint
     return values if _kernels().ringfeed_read_varints(_address(data), len(starts), *places) == len(starts) else None
 
 
-def gather(data: Bytes, starts: Int64, width: int) -> Bytes:
+def gather(data: UInt8, starts: Int64, width: int) -> UInt8:
     """Copy slices of one size into a matrix, uint8 [slices, width].
 
     Args:
@@ -191,7 +190,7 @@ def gather(data: Bytes, starts: Int64, width: int) -> Bytes:
     return pieces
 
 
-def gather_fields(addresses: Int64, firsts: Sequence[int], targets: Sequence[Bytes]) -> None:
+def gather_fields(addresses: Int64, firsts: Sequence[int], targets: Sequence[UInt8]) -> None:
     """Copy fields of rows from anywhere in memory into one matrix per field.
 
     Args:
@@ -227,7 +226,7 @@ def copy_values(addresses: Int64, lengths: Int64) -> list[bytes]:
     return values
 
 
-def _gather(data: int | None, starts: Int64, firsts: Sequence[int], targets: Sequence[Bytes]) -> None:
+def _gather(data: int | None, starts: Int64, firsts: Sequence[int], targets: Sequence[UInt8]) -> None:
     count = len(targets)
     widths, places = (c_int64 * count)(*(t.shape[1] for t in targets)), (c_void_p * count)(*map(_address, targets))
     _kernels().ringfeed_gather(data, len(starts), _address(starts), count, (c_int64 * count)(*firsts), widths, places)
@@ -252,7 +251,7 @@ def locate_rows(rows: Int64, values: npt.NDArray[Any]) -> Int64:
     return addresses
 
 
-def view_bytes(data: Bytes, starts: Int64, ends: Int64, span: int) -> npt.NDArray[np.void]:
+def view_bytes(data: UInt8, starts: Int64, ends: Int64, span: int) -> npt.NDArray[np.void]:
     """Views of slices of data as elements of Arrow's binary_view, `VIEW` [slices].
 
     Args:
@@ -267,9 +266,7 @@ def view_bytes(data: Bytes, starts: Int64, ends: Int64, span: int) -> npt.NDArra
     return views
 
 
-def noise(
-    salt: int, size: int, free: int, low: int, groups: npt.NDArray[np.int32] | None = None
-) -> npt.NDArray[np.uint64]:
+def noise(salt: int, size: int, free: int, low: int, groups: Int32 | None = None) -> UInt64:
     """The numbers of ``range(size)``, each below noise from `mix64` of the number and a salt; sorted, uint64 [size].
 
     Args:
@@ -290,7 +287,7 @@ def noise(
     return numbers
 
 
-def draw(classes: npt.NDArray[np.integer], members: Int64, bounds: Int64, following: Int64) -> Int64:
+def draw(classes: Integers, members: Int64, bounds: Int64, following: Int64) -> Int64:
     """Draw the next member of each sample's class, cycling through the members; int64 [samples].
 
     Args:
@@ -339,7 +336,7 @@ def _check_frames(lengths: npt.ArrayLike) -> None:
         raise ValueError(f"a frame has at least {_FRAME_BYTES} bytes, got {least}")
 
 
-def _check_places(data: Bytes, starts: Int64, ends: Int64) -> None:
+def _check_places(data: UInt8, starts: Int64, ends: Int64) -> None:
     _check(starts, np.int64, len(ends))
     _check(ends, np.int64, len(starts))
     _check(data, np.uint8, int(max(starts.max(initial=0), ends.max(initial=0))))

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from math import isqrt
 
 import numpy as np
-import numpy.typing as npt
 import xxhash
 
 from . import kernels
+from .arrays import Int32, Int64, Integers, UInt64
 
 _ROUNDS = 4
 _TABLE_SIZE = 4096  # up to this size a table is cheap, and a Feistel network has too few states to mix well
@@ -36,7 +36,7 @@ def derive_key(*parts: int | np.integer | str) -> int:
     return xxhash.xxh3_64_intdigest("\x1f".join(named).encode())
 
 
-def mix64(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+def mix64(values: UInt64) -> UInt64:
     """Mix uint64 values one-to-one with the finaliser of SplitMix64 (Steele et al., OOPSLA 2014)."""
     z = values * _GOLDEN
     shifted = np.empty_like(z)  # one array for all steps: mapping fresh pages costs more than the arithmetic
@@ -48,7 +48,7 @@ def mix64(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     return z
 
 
-def permute(key: int, size: int, indices: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
+def permute(key: int, size: int, indices: Integers) -> Int64:
     """Map each of `indices` by a keyed pseudo-random permutation of ``[0, size)``.
 
     A generalised Feistel network over Z_a x Z_b with a*b >= size, with cycle walking (Black and Rogaway,
@@ -68,9 +68,7 @@ def permute(key: int, size: int, indices: npt.NDArray[np.integer]) -> npt.NDArra
     return _walk(_Feistel.of(key, size), np.array(size, np.uint64), values)
 
 
-def permute_each(
-    keys: Sequence[int], sizes: npt.NDArray[np.int64], groups: npt.NDArray[np.integer], indices: npt.NDArray[np.integer]
-) -> npt.NDArray[np.int64]:
+def permute_each(keys: Sequence[int], sizes: Int64, groups: Integers, indices: Integers) -> Int64:
     """`permute` with many keys: index i of group g is mapped by the permutation of ``[0, sizes[g])`` under ``keys[g]``.
 
     It gives the numbers that `permute` gives for each group, and is faster for groups of up to some hundred indices:
@@ -97,9 +95,7 @@ def permute_each(
     return result
 
 
-def _look_up(
-    keys: Sequence[int], sizes: npt.NDArray[np.int64], groups: npt.NDArray[np.integer], indices: npt.NDArray[np.integer]
-) -> npt.NDArray[np.int64]:
+def _look_up(keys: Sequence[int], sizes: Int64, groups: Integers, indices: Integers) -> Int64:
     """`permute_each` for groups small enough for a table as `shuffled` makes it, some tables at a time."""
     used, position = np.unique(groups, return_inverse=True)
     bits = np.maximum(np.frexp((sizes[used] - 1).astype(np.float64))[1], 1)  # bits of the numbers in each table
@@ -123,7 +119,7 @@ def _look_up(
     return result
 
 
-def _tables(keys: Sequence[int], sizes: npt.NDArray[np.int64], bits: int) -> npt.NDArray[np.int64]:
+def _tables(keys: Sequence[int], sizes: Int64, bits: int) -> Int64:
     """``shuffled(key, size)`` of each key as a row of a matrix; cells beyond `size` are meaningless."""
     low = np.uint64(bits)
     numbers = np.arange(1 << bits, dtype=np.uint64)
@@ -138,45 +134,43 @@ def _tables(keys: Sequence[int], sizes: npt.NDArray[np.int64], bits: int) -> npt
 class _Feistel:
     """A Feistel network over Z_a x Z_b for each value, or one for all values: then a and b are scalars."""
 
-    a: npt.NDArray[np.uint64]
-    b: npt.NDArray[np.uint64]
-    salts: npt.NDArray[np.uint64]  # [rounds, values], or [rounds]
+    a: UInt64
+    b: UInt64
+    salts: UInt64  # [rounds, values], or [rounds]
 
     @classmethod
     def of(cls, key: int, size: int) -> _Feistel:
         return cls(*(array[..., 0] for array in cls._numbers([key], [size])))
 
     @classmethod
-    def of_groups(cls, keys: Sequence[int], sizes: npt.NDArray[np.int64], groups: npt.NDArray[np.integer]) -> _Feistel:
+    def of_groups(cls, keys: Sequence[int], sizes: Int64, groups: Integers) -> _Feistel:
         used, position = np.unique(groups, return_inverse=True)
         numbers = cls._numbers([keys[group] for group in used.tolist()], sizes[used].tolist())
         return cls(*(array[..., position] for array in numbers))
 
     @staticmethod
-    def _numbers(keys: Sequence[int], sizes: Sequence[int]) -> Iterator[npt.NDArray[np.uint64]]:
+    def _numbers(keys: Sequence[int], sizes: Sequence[int]) -> Iterator[UInt64]:
         a = [isqrt(size - 1) + 1 for size in sizes]
         yield np.array(a, np.uint64)
         yield np.array([-(-size // own) for own, size in zip(a, sizes, strict=True)], np.uint64)
         yield np.array([[derive_key(key, round_) for key in keys] for round_ in range(_ROUNDS)], np.uint64)
 
-    def __getitem__(self, places: npt.NDArray[np.int64]) -> _Feistel:
+    def __getitem__(self, places: Int64) -> _Feistel:
         """The networks of some values."""
         return _Feistel(self.a[places], self.b[places], self.salts[:, places]) if self.a.ndim else self
 
-    def __call__(self, values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    def __call__(self, values: UInt64) -> UInt64:
         left, right = np.divmod(values, self.b)  # left in Z_a, right in Z_b
         for round_ in range(_ROUNDS):
             if round_ % 2:
                 right = _add(right, mix64(left ^ self.salts[round_]), self.b)
             else:
                 left = _add(left, mix64(right ^ self.salts[round_]), self.a)
-        result: npt.NDArray[np.uint64] = left * self.b + right
+        result: UInt64 = left * self.b + right
         return result
 
 
-def _walk(
-    permutation: _Feistel, sizes: npt.NDArray[np.uint64], values: npt.NDArray[np.uint64]
-) -> npt.NDArray[np.int64]:
+def _walk(permutation: _Feistel, sizes: UInt64, values: UInt64) -> Int64:
     """Apply the permutation until each value is below its size again (cycle walking)."""
     result = permutation(values)
     outside = np.flatnonzero(result >= sizes)
@@ -187,16 +181,14 @@ def _walk(
     return result.astype(np.int64)
 
 
-def _add(
-    half: npt.NDArray[np.uint64], noise: npt.NDArray[np.uint64], modulus: npt.NDArray[np.uint64]
-) -> npt.NDArray[np.uint64]:
+def _add(half: UInt64, noise: UInt64, modulus: UInt64) -> UInt64:
     """(half + a number in [0, modulus) drawn from the upper bits of noise) mod modulus; modulus < 2**32."""
-    total: npt.NDArray[np.uint64] = half + ((noise >> np.uint64(32)) * modulus >> np.uint64(32))
+    total: UInt64 = half + ((noise >> np.uint64(32)) * modulus >> np.uint64(32))
     total -= modulus * (total >= modulus).astype(np.uint64)
     return total
 
 
-def shuffled(key: int, size: int) -> npt.NDArray[np.int64]:
+def shuffled(key: int, size: int) -> Int64:
     """A keyed pseudo-random permutation of ``arange(size)``, int64 [size].
 
     Sorts noise with the number in the lowest bits: no two values tie, so that any sorting algorithm gives one order.
@@ -206,9 +198,7 @@ def shuffled(key: int, size: int) -> npt.NDArray[np.int64]:
     return noise.view(np.int64)
 
 
-def shuffled_by_group(
-    key: int, groups: npt.NDArray[np.int32], count: int
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+def shuffled_by_group(key: int, groups: Int32, count: int) -> tuple[Int64, Int64]:
     """The positions of an array, group after group, each group in keyed random order.
 
     Like `shuffled`, with the group in the highest bits, so that one sort does both.
@@ -232,9 +222,7 @@ def shuffled_by_group(
     return noise.view(np.int64), np.append(begins, len(groups))
 
 
-def _sorted_noise(
-    key: int, size: int, free: int = 0, groups: npt.NDArray[np.int32] | None = None
-) -> tuple[npt.NDArray[np.uint64], np.uint64]:
+def _sorted_noise(key: int, size: int, free: int = 0, groups: Int32 | None = None) -> tuple[UInt64, np.uint64]:
     """Sorted noise, uint64 [size]: the group in the `free` highest bits, the position in the lowest; and their mask."""
     low = max(size - 1, 1).bit_length()
     salt, mask = derive_key(key), np.uint64((1 << low) - 1)

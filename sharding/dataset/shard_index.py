@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ringfeed.sharding.compute.arrays import Int32, Int64
 from ringfeed.sharding.formats.block_checksums import block_sums
 from ringfeed.sharding.formats.example_decode import decode_example
 from ringfeed.sharding.formats.parquet import read_parquet
@@ -31,11 +31,11 @@ _TYPES = {"offset": pa.int64(), "length": pa.int32(), "class_id": pa.int32()}
 class Index:
     """The content of an index."""
 
-    class_ids: npt.NDArray[np.int32]  # class of each record, int32 [records]
+    class_ids: Int32  # class of each record, int32 [records]
     # Offset of each frame, and the end of the last, int64 [records + 1]; None for Parquet
-    offsets: npt.NDArray[np.int64] | None
+    offsets: Int64 | None
 
-    def differing_records(self, other: Index) -> npt.NDArray[np.int64]:
+    def differing_records(self, other: Index) -> Int64:
         """Return the numbers of the records on which two indexes of equal length differ."""
         differ = self.class_ids != other.class_ids
         if self.offsets is not None and other.offsets is not None:
@@ -70,9 +70,7 @@ def index_rows(data: pa.Buffer, manifest: Manifest, shard: ShardInfo, where: str
         return index.to_batches()[0] if shard.records else pa.RecordBatch.from_pylist([], index.schema)
 
 
-def _check_places(
-    offsets: npt.NDArray[np.int64], lengths: npt.NDArray[np.int32], manifest: Manifest, shard: ShardInfo
-) -> None:
+def _check_places(offsets: Int64, lengths: Int32, manifest: Manifest, shard: ShardInfo) -> None:
     ends = offsets + lengths
     if lengths.min(initial=HEADER_BYTES + FOOTER_BYTES) < HEADER_BYTES + FOOTER_BYTES:
         raise ValueError(f"it has a record of {lengths.min()} bytes")
@@ -156,7 +154,7 @@ def rebuild_index(data: pa.Buffer, manifest: Manifest, written_bytes: int) -> tu
     return index, encode_index(index.class_ids, index.offsets)
 
 
-def classes_of_messages(messages: Iterator[bytes], manifest: Manifest) -> npt.NDArray[np.int32]:
+def classes_of_messages(messages: Iterator[bytes], manifest: Manifest) -> Int32:
     """Return the class id of each `tf.train.Example`, by its label; a ValueError if that is missing or unknown."""
     label = manifest.schema.label
     if label is None:
@@ -172,7 +170,7 @@ def classes_of_messages(messages: Iterator[bytes], manifest: Manifest) -> npt.ND
     return np.array(classes, np.int32)
 
 
-def classes_of_table(table: pa.Table, manifest: Manifest) -> npt.NDArray[np.int32]:
+def classes_of_table(table: pa.Table, manifest: Manifest) -> Int32:
     """Return the class id of each row, by its label; raises a ValueError if a label is missing or unknown."""
     label = manifest.schema.label
     if label is None:

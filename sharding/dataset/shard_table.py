@@ -16,12 +16,12 @@ from dataclasses import replace
 from functools import partial
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from ringfeed.sharding.common.checksums import PREFIX, Checksum, checksum
+from ringfeed.sharding.compute.arrays import Int32, Int64
 from ringfeed.sharding.compute.class_counts import deferred_counts
 from ringfeed.sharding.formats.parquet import read_parquet, read_row_group, row_group_sizes
 from ringfeed.sharding.messages import brief
@@ -195,7 +195,7 @@ def _alike(stored: pa.DataType, kind: pa.DataType) -> bool:
 
 def _read_counts(
     data: bytes, group: int, records: Sequence[int], manifest: Manifest | None, where: str
-) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]]:
+) -> Iterator[tuple[Int64, Int32]]:
     """Yield the class counts of a row group, some rows at a time: concatenated, and the offset of each row's first."""
     first = 0
     for batch in read_row_group(data, group, ["class_counts"], _DECODED_ROWS):
@@ -210,7 +210,7 @@ def _read_counts(
         yield counts.to_numpy(), offsets - offsets[0]
 
 
-def _add_up(counts: npt.NDArray[np.int64], records: npt.NDArray[np.int64], classes: int) -> bool:
+def _add_up(counts: Int64, records: Int64, classes: int) -> bool:
     """Whether each row counts all classes, and its counts add up to its records."""
     if len(counts) != classes * len(records):
         return False

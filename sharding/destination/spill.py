@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
+from ringfeed.sharding.compute.arrays import Bools, Int64
 from ringfeed.sharding.compute.keyed_random import derive_key
 from ringfeed.sharding.errors import RingfeedError, StorageError
 from ringfeed.sharding.storage.atomic_files import draft_name, draft_target
@@ -43,11 +43,11 @@ _SIDE = "side"  # folders of processes without a lease; see `name_of_process`
 class PartSpill:
     """The result of a partition task."""
 
-    buckets: npt.NDArray[np.int64]  # bucket of each record batch in the part's file, int64 [batches]
+    buckets: Int64  # bucket of each record batch in the part's file, int64 [batches]
     records: int  # number of records in the part
     int_ranges: Mapping[str, tuple[int, int]]  # least and greatest value, int64, of each integer feature of fixed shape
     has_nulls: bool  # whether a value is missing, or may be among those that are read later
-    left_out: npt.NDArray[np.int64]  # buckets that the file omits because their shards are finished, int64 [left out]
+    left_out: Int64  # buckets that the file omits because their shards are finished, int64 [left out]
 
     def encode(self) -> bytes:
         """The bytes of the note."""
@@ -111,7 +111,7 @@ class Spill:
         """Write the note that the file of a part is whole."""
         self.storage.write(f"{part:06d}.json", result.encode(), durable=False)
 
-    def finished(self, wanted: npt.NDArray[np.bool_]) -> dict[int, PartSpill]:
+    def finished(self, wanted: Bools) -> dict[int, PartSpill]:
         """Return the parts whose files hold all wanted records, and remove the notes of the others.
 
         Args:

@@ -9,12 +9,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ringfeed.sharding.compute.arrays import Int64, UInt8
 
-def offsets_of(array: pa.LargeBinaryArray | pa.BinaryArray) -> npt.NDArray[np.int64]:
+
+def offsets_of(array: pa.LargeBinaryArray | pa.BinaryArray) -> Int64:
     """Boundaries of the values in the data, int64 [values + 1]; not copied from arrays of large binary."""
     width = np.int32 if pa.types.is_binary(array.type) else np.int64
     offsets = np.frombuffer(array.buffers()[1], width)[array.offset : array.offset + len(array) + 1]
@@ -26,7 +27,7 @@ def data_of(array: pa.LargeBinaryArray | pa.BinaryArray) -> pa.Buffer:
     return array.buffers()[2] or pa.py_buffer(b"")
 
 
-def binary_array(offsets: npt.NDArray[np.int64], data: Any) -> pa.LargeBinaryArray:
+def binary_array(offsets: Int64, data: Any) -> pa.LargeBinaryArray:
     """An array of the values between offsets in a buffer, which is not copied.
 
     >>> binary_array(np.array([0, 2, 2, 3]), b"abc").to_pylist()
@@ -36,7 +37,7 @@ def binary_array(offsets: npt.NDArray[np.int64], data: Any) -> pa.LargeBinaryArr
     return pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(offsets) - 1, buffers)
 
 
-def binary_rows(matrix: npt.NDArray[np.uint8]) -> pa.LargeBinaryArray:
+def binary_rows(matrix: UInt8) -> pa.LargeBinaryArray:
     """The rows of a matrix as binary values; a contiguous matrix is not copied."""
     offsets = np.arange(len(matrix) + 1, dtype=np.int64) * matrix.shape[1]
     return binary_array(offsets, np.ascontiguousarray(matrix).reshape(-1))

@@ -15,11 +15,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from .protobuf_wire import canonical_example, iterate_fields
+from ringfeed.sharding.compute.arrays import Bools, Int64, UInt8, UInt64
 
-Int64 = npt.NDArray[np.int64]
-Bool = npt.NDArray[np.bool_]
-UInt8 = npt.NDArray[np.uint8]
+from .protobuf_wire import canonical_example, iterate_fields
 
 MARGIN_BYTES = 4  # must follow each message, as reads go just past its end; the footer of a TFRecord frame does
 _KINDS = {0x0A: "bytes", 0x12: "float", 0x1A: "int64"}  # tags of the `kind` oneof of Feature
@@ -100,7 +98,7 @@ def parse_examples(data: bytes, starts: Int64, lengths: Int64) -> ParsedExamples
     return ParsedExamples(kept=np.flatnonzero(good), bad=bad, columns=columns)
 
 
-def _locate(data: bytes, starts: Int64, lengths: Int64) -> tuple[dict[str, tuple[FeatureValues, ...]], Bool]:
+def _locate(data: bytes, starts: Int64, lengths: Int64) -> tuple[dict[str, tuple[FeatureValues, ...]], Bools]:
     """The columns, and which messages are not canonical; the columns are meaningless for these."""
     content = np.frombuffer(data, np.uint8)
     odd = np.zeros(len(starts), bool)
@@ -154,7 +152,7 @@ def _by_key(data: bytes, starts: Int64, ends: Int64) -> list[tuple[bytes, Int64]
     return groups
 
 
-def _values(data: bytes, content: UInt8, rows: Int64, starts: Int64, ends: Int64, odd: Bool) -> list[FeatureValues]:
+def _values(data: bytes, content: UInt8, rows: Int64, starts: Int64, ends: Int64, odd: Bools) -> list[FeatureValues]:
     """One `FeatureValues` per kind; rows that are not canonical are marked in `odd`."""
     result = []
     tags = content[starts]
@@ -178,7 +176,7 @@ def _values(data: bytes, content: UInt8, rows: Int64, starts: Int64, ends: Int64
     return result
 
 
-def _packed(content: UInt8, starts: Int64, ends: Int64, kind: str) -> tuple[Int64, Int64, Bool]:
+def _packed(content: UInt8, starts: Int64, ends: Int64, kind: str) -> tuple[Int64, Int64, Bools]:
     """The range of each list's packed numbers, and whether each list is canonical."""
     at, stop, usual = _delimited(content, starts, ends, 0x0A)
     usual &= stop == ends
@@ -193,7 +191,7 @@ def _packed(content: UInt8, starts: Int64, ends: Int64, kind: str) -> tuple[Int6
     return at, stop, empty | usual
 
 
-def _bytes_lists(data: bytes, content: UInt8, starts: Int64, ends: Int64) -> tuple[Int64, Int64, Int64, Bool]:
+def _bytes_lists(data: bytes, content: UInt8, starts: Int64, ends: Int64) -> tuple[Int64, Int64, Int64, Bools]:
     """The range of each value, the number in each list, and whether each list is canonical."""
     usual = np.ones(len(starts), bool)
     none = np.empty(0, np.int64)
@@ -223,7 +221,7 @@ def _bytes_lists(data: bytes, content: UInt8, starts: Int64, ends: Int64) -> tup
     return at[order], stop[order], np.bincount(owner, minlength=len(starts)), usual
 
 
-def _delimited(content: UInt8, starts: Int64, ends: Int64, tag: int) -> tuple[Int64, Int64, Bool]:
+def _delimited(content: UInt8, starts: Int64, ends: Int64, tag: int) -> tuple[Int64, Int64, Bools]:
     """Range of the content of the length-delimited field with a tag at each start, and whether there is one.
 
     Where there is none both bounds are the end given, so that whatever is looked for next is not there either.
@@ -266,7 +264,7 @@ def _gather(data: bytes, starts: Int64, lengths: Int64) -> UInt8:
     return np.frombuffer(b"".join([data[start:end] for start, end in spans]), np.uint8)
 
 
-def unpack_varints(content: UInt8) -> tuple[npt.NDArray[np.uint64], Int64]:
+def unpack_varints(content: UInt8) -> tuple[UInt64, Int64]:
     """Decode consecutive varints, and the position after each; an overlong one is cut to ten bytes.
 
     >>> unpack_varints(np.array([0xAC, 0x02, 0x05], np.uint8))

@@ -9,10 +9,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from ringfeed.sharding.compute import kernels
+from ringfeed.sharding.compute.arrays import Bools, Int64, UInt8
 from ringfeed.sharding.schema import Feature, Schema, insert_nulls
 
 from .arrow_binary import binary_array, data_of, offsets_of
@@ -20,9 +20,6 @@ from .example_columns import unpack_varints
 from .example_encode import DELIMITED_1, LIST_TAGS, delimited
 from .example_matrix import cast_integers
 from .protobuf_wire import read_fields, read_varint, read_varints
-
-Bytes = npt.NDArray[np.uint8]
-Int64 = npt.NDArray[np.int64]
 
 _FEW = 16  # records, up to which a Python loop over elements is faster than NumPy calls
 
@@ -82,7 +79,7 @@ class _UnusualError(Exception):
 
 
 def decode_examples(
-    data: Bytes, starts: Int64, ends: Int64, schema: Schema, names: Sequence[str] | None = None, *, wide: bool = False
+    data: UInt8, starts: Int64, ends: Int64, schema: Schema, names: Sequence[str] | None = None, *, wide: bool = False
 ) -> pa.RecordBatch:
     """Decode many records: the inverse of `encode_examples` without a layout.
 
@@ -123,7 +120,7 @@ def _flat(value: Any, feature: Feature) -> Any:
 
 
 def locate_examples(
-    data: Bytes, starts: Int64, ends: Int64, schema: Schema, located: Sequence[str], decoded: Sequence[str]
+    data: UInt8, starts: Int64, ends: Int64, schema: Schema, located: Sequence[str], decoded: Sequence[str]
 ) -> tuple[dict[str, tuple[Int64, Int64]], pa.RecordBatch] | None:
     """Locate the values of string and bytes features without copying them, and decode other features.
 
@@ -152,7 +149,7 @@ def locate_examples(
     return places, pa.RecordBatch.from_arrays(columns, names=list(wanted.names))
 
 
-def _walk(data: Bytes, starts: Int64, ends: Int64, schema: Schema) -> Iterator[tuple[Feature, Int64, Int64, Int64]]:
+def _walk(data: UInt8, starts: Int64, ends: Int64, schema: Schema) -> Iterator[tuple[Feature, Int64, Int64, Int64]]:
     """Yield each feature, the records that have it, and start and end of its serialised list in each of them."""
     if kernels.are_compiled():
         yield from _walked(data, starts, ends, schema)
@@ -169,7 +166,7 @@ def _walk(data: Bytes, starts: Int64, ends: Int64, schema: Schema) -> Iterator[t
     _require(at == ends)
 
 
-def _walked(data: Bytes, starts: Int64, ends: Int64, schema: Schema) -> Iterator[tuple[Feature, Int64, Int64, Int64]]:
+def _walked(data: UInt8, starts: Int64, ends: Int64, schema: Schema) -> Iterator[tuple[Feature, Int64, Int64, Int64]]:
     keys, tags = [_key(feature) for feature in schema.features], [LIST_TAGS[f.example_kind] for f in schema.features]
     places = kernels.walk_examples(np.ascontiguousarray(data), starts, ends, keys, tags)
     if places is None:
@@ -184,12 +181,12 @@ def _key(feature: Feature) -> bytes:
     return delimited(DELIMITED_1, feature.name.encode()) + b"\x12"
 
 
-def _require(condition: npt.NDArray[np.bool_] | bool) -> None:
+def _require(condition: Bools | bool) -> None:
     if not np.all(condition):
         raise _UnusualError
 
 
-def _varints_at(data: Bytes, at: Int64) -> tuple[Int64, Int64]:
+def _varints_at(data: UInt8, at: Int64) -> tuple[Int64, Int64]:
     """The varint at each position, and the position after it."""
     byte = data[at]
     values, at = (byte & 0x7F).astype(np.int64), at + 1
@@ -203,7 +200,7 @@ def _varints_at(data: Bytes, at: Int64) -> tuple[Int64, Int64]:
     return values, at
 
 
-def _entries(data: Bytes, at: Int64, feature: Feature) -> tuple[Int64, Int64, Int64]:
+def _entries(data: UInt8, at: Int64, feature: Feature) -> tuple[Int64, Int64, Int64]:
     """Which map entries belong to a feature, and start and end of the serialised list in each of them."""
     key = np.frombuffer(_key(feature), np.uint8)
     none = np.empty(0, np.int64)
@@ -220,7 +217,7 @@ def _entries(data: Bytes, at: Int64, feature: Feature) -> tuple[Int64, Int64, In
     return hits, bodies, stops
 
 
-def _values(data: Bytes, bodies: Int64, stops: Int64, feature: Feature) -> tuple[pa.Array, Int64]:
+def _values(data: UInt8, bodies: Int64, stops: Int64, feature: Feature) -> tuple[pa.Array, Int64]:
     """All elements of the serialised lists, and the number in each."""
     if feature.example_kind == "bytes":
         starts, ends, counts = _split(data, bodies, stops) if feature.shape else (*_chunks(data, bodies, stops), None)
@@ -246,7 +243,7 @@ def _values(data: Bytes, bodies: Int64, stops: Int64, feature: Feature) -> tuple
     return pa.array(content.view(stored).astype(feature.dtype)), np.diff(offsets) // stored.itemsize
 
 
-def _chunks(data: Bytes, bodies: Int64, stops: Int64) -> tuple[Int64, Int64]:
+def _chunks(data: UInt8, bodies: Int64, stops: Int64) -> tuple[Int64, Int64]:
     """Start and end of the single value in each list; both are the list's end if it is empty."""
     if kernels.are_compiled():
         entered = kernels.enter_lists(np.ascontiguousarray(data), bodies, stops)
@@ -261,7 +258,7 @@ def _chunks(data: Bytes, bodies: Int64, stops: Int64) -> tuple[Int64, Int64]:
     return starts, stops
 
 
-def _split(data: Bytes, bodies: Int64, stops: Int64) -> tuple[Int64, Int64, Int64]:
+def _split(data: UInt8, bodies: Int64, stops: Int64) -> tuple[Int64, Int64, Int64]:
     """Start and end of every value, list after list, and the number in each list."""
     at, rows = bodies.copy(), np.flatnonzero(bodies < stops)
     segments: list[tuple[Int64, ...]] = [(np.empty(0, np.int64),) * 3]
@@ -290,7 +287,7 @@ def _split_one(body: bytes, first: int) -> Iterator[tuple[int, int]]:
         yield first + start, first + position
 
 
-def _gather(data: Bytes, starts: Int64, ends: Int64) -> pa.LargeBinaryArray:
+def _gather(data: UInt8, starts: Int64, ends: Int64) -> pa.LargeBinaryArray:
     """Copy ascending slices of the data: every second value of an array of slices and the gaps between them."""
     offsets = np.stack([starts, ends], axis=1).reshape(-1)
     _require(np.diff(offsets) >= 0)

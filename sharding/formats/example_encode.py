@@ -20,12 +20,11 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ringfeed.sharding.compute import kernels
+from ringfeed.sharding.compute.arrays import Int64, UInt8, UInt64
 from ringfeed.sharding.schema import Feature, Schema
 
 from .arrow_binary import binary_array, binary_rows, data_of, join_binary, offsets_of
 from .protobuf_wire import write_varint
-
-Bytes2D = npt.NDArray[np.uint8]
 
 LIST_TAGS = {"bytes": 0x0A, "raw": 0x0A, "float": 0x12, "int64": 0x1A}  # the `kind` oneof of Feature
 DELIMITED_1 = 0x0A  # field 1, length-delimited
@@ -153,7 +152,7 @@ def is_layout_of(layout: RecordLayout, schema: Schema) -> bool:
 
 def encode_matrix(
     batch: pa.RecordBatch, schema: Schema, layout: RecordLayout, *, margins: tuple[int, int] = (0, 0)
-) -> Bytes2D:
+) -> UInt8:
     """Encode each row as a `tf.train.Example`, in place in a matrix.
 
     Args:
@@ -184,7 +183,7 @@ def encode_matrix(
     return matrix
 
 
-def _padded_varints(values: npt.NDArray[np.uint64], width: int) -> npt.NDArray[np.uint8]:
+def _padded_varints(values: UInt64, width: int) -> UInt8:
     result = np.empty((*values.shape, width), np.uint8)
     for position in range(width):
         more = 0x80 if position < width - 1 else 0
@@ -207,7 +206,7 @@ def encode_pieces(batch: pa.RecordBatch, schema: Schema) -> list[pa.LargeBinaryA
     return [_headed([bytes([DELIMITED_1])], [_total_lengths(pieces)]), *pieces]
 
 
-def example_lengths(batch: pa.RecordBatch, schema: Schema) -> npt.NDArray[np.int64]:
+def example_lengths(batch: pa.RecordBatch, schema: Schema) -> Int64:
     """Size in bytes of each row's message as `encode_pieces` encodes it, int64 [rows]."""
     return _total_lengths(encode_pieces(batch, schema))
 
@@ -252,7 +251,7 @@ def _body_pieces(column: pa.Array, feature: Feature) -> list[pa.Array]:
     return [heads, payload]
 
 
-def _headed(marks: Sequence[bytes], numbers: Sequence[npt.NDArray[np.int64]]) -> pa.LargeBinaryArray:
+def _headed(marks: Sequence[bytes], numbers: Sequence[Int64]) -> pa.LargeBinaryArray:
     """For each row, each mark followed by the row's number as a varint."""
     pieces: list[Any] = []
     for mark, values in zip(marks, numbers, strict=True):
@@ -261,7 +260,7 @@ def _headed(marks: Sequence[bytes], numbers: Sequence[npt.NDArray[np.int64]]) ->
     return join_binary(pieces)
 
 
-def _minimal_varints(values: npt.NDArray[np.uint64]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
+def _minimal_varints(values: UInt64) -> tuple[UInt8, Int64]:
     """Minimal varints end to end, and their boundaries, [values + 1]."""
     if kernels.are_compiled():
         return kernels.pack_varints(np.ascontiguousarray(values))
@@ -273,7 +272,7 @@ def _minimal_varints(values: npt.NDArray[np.uint64]) -> tuple[npt.NDArray[np.uin
     return matrix[columns < widths[:, None]], offsets
 
 
-def _varint_widths(values: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+def _varint_widths(values: npt.NDArray[Any]) -> Int64:
     """Size of each non-negative number's varint, in bytes."""
     widths = np.ones(len(values), np.int64)
     greatest = int(values.max(initial=0))
@@ -284,8 +283,8 @@ def _varint_widths(values: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
     return widths
 
 
-def _total_lengths(pieces: Sequence[pa.Array]) -> npt.NDArray[np.int64]:
-    total: npt.NDArray[np.int64] = np.sum([_lengths(piece) for piece in pieces], axis=0, dtype=np.int64)
+def _total_lengths(pieces: Sequence[pa.Array]) -> Int64:
+    total: Int64 = np.sum([_lengths(piece) for piece in pieces], axis=0, dtype=np.int64)
     return total
 
 
@@ -327,14 +326,14 @@ def _flat_numpy(column: pa.Array, feature: Feature) -> npt.NDArray[Any]:
     return values.astype(np.float32, copy=False) if feature.example_kind == "float" else values
 
 
-def _list_offsets(column: pa.Array, feature: Feature) -> npt.NDArray[np.int64]:
+def _list_offsets(column: pa.Array, feature: Feature) -> Int64:
     """Boundaries of the rows among the elements of `flat_arrow`, [rows + 1]."""
     if feature.elements is None:
-        offsets: npt.NDArray[np.int64] = column.offsets.to_numpy().astype(np.int64)
+        offsets: Int64 = column.offsets.to_numpy().astype(np.int64)
         offsets -= offsets[0]
         return offsets
     return np.arange(len(column) + 1, dtype=np.int64) * feature.elements
 
 
-def _lengths(array: pa.LargeBinaryArray) -> npt.NDArray[np.int64]:
+def _lengths(array: pa.LargeBinaryArray) -> Int64:
     return np.diff(offsets_of(array))

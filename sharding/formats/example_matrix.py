@@ -11,14 +11,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from ringfeed.sharding.compute.arrays import UInt8, UInt64
 from ringfeed.sharding.schema import Feature, Schema
 
 from .example_encode import RecordLayout
 
-Bytes = npt.NDArray[np.uint8]
 
-
-def decode_matrix(messages: Bytes, schema: Schema, layout: RecordLayout) -> pa.RecordBatch:
+def decode_matrix(messages: UInt8, schema: Schema, layout: RecordLayout) -> pa.RecordBatch:
     """The inverse of `encode_matrix` without margins.
 
     Args:
@@ -39,7 +38,7 @@ def decode_matrix(messages: Bytes, schema: Schema, layout: RecordLayout) -> pa.R
     return pa.RecordBatch.from_arrays(columns, schema=schema.arrow)
 
 
-def decode_cells(cells: Bytes, feature: Feature, item_bytes: int) -> npt.NDArray[Any]:
+def decode_cells(cells: UInt8, feature: Feature, item_bytes: int) -> npt.NDArray[Any]:
     """Decode the bytes of one column.
 
     Args:
@@ -58,6 +57,6 @@ def decode_cells(cells: Bytes, feature: Feature, item_bytes: int) -> npt.NDArray
     return cast_integers(numbers, feature)
 
 
-def cast_integers(numbers: npt.NDArray[np.uint64], feature: Feature) -> npt.NDArray[Any]:
+def cast_integers(numbers: UInt64, feature: Feature) -> npt.NDArray[Any]:
     """Convert the two's complements that varints hold to the feature's dtype."""
     return numbers if feature.dtype == "uint64" else numbers.view(np.int64).astype(feature.dtype)

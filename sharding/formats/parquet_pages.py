@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ringfeed.sharding.compute import kernels
+from ringfeed.sharding.compute.arrays import Int64
 
 from .protobuf_wire import read_varint
 
@@ -40,7 +41,7 @@ class FileVectors:
     """Vectors in the bytes of a file, copied only when they are gathered."""
 
     data: pa.Buffer  # bytes of the file
-    starts: npt.NDArray[np.int64]  # start of each vector, int64 [rows]
+    starts: Int64  # start of each vector, int64 [rows]
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
 
@@ -60,9 +61,7 @@ class FileVectors:
         firsts = np.concatenate([[0], jumps]) if len(self) else np.empty(0, np.int64)
         return list(zip(self.starts[firsts].tolist(), np.diff(firsts, append=len(self)).tolist(), strict=True))
 
-    def take(
-        self, rows: npt.NDArray[np.int64], axis: Literal[0] = 0, mode: Literal["raise", "clip"] = "raise"
-    ) -> npt.NDArray[Any]:
+    def take(self, rows: Int64, axis: Literal[0] = 0, mode: Literal["raise", "clip"] = "raise") -> npt.NDArray[Any]:
         """Gather the vectors of some rows, [rows, *shape]; the arguments are those of `numpy.take`."""
         starts, width = self.starts.take(rows, mode=mode), prod(self.shape) * self.dtype.itemsize
         content = np.frombuffer(self.data, np.uint8)

@@ -14,10 +14,10 @@ from collections.abc import Callable
 from typing import IO, Protocol
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from ringfeed.sharding.compute.arrays import Int32, Int64, Integers
 from ringfeed.sharding.schema import Schema
 
 from .block_checksums import block_sums
@@ -29,14 +29,13 @@ from .tfrecord_write import Frames, frame_pieces
 
 COMPRESSIONS = {"tfrecord": ("none", "gzip", "zlib"), "parquet": ("none", "snappy", "zstd", "lz4", "gzip")}
 
-ClassIds = npt.NDArray[np.int32]
 _SUMS = b"xxh3_64_of_64KiB_blocks"  # key in an index's metadata; the value is base64
 
 
 class ShardEncoder(Protocol):
     """Writes the rows of one shard, in order, to a file."""
 
-    def write(self, batch: pa.RecordBatch, class_ids: ClassIds) -> None:
+    def write(self, batch: pa.RecordBatch, class_ids: Int32) -> None:
         """Write the next rows, in the schema's Arrow types, with their classes, int32 [rows]."""
 
     def finish(self, sums: Callable[[], bytes]) -> pa.Buffer:
@@ -79,7 +78,7 @@ def open_encoder(
 def encode_shard(
     batch: pa.RecordBatch,
     schema: Schema,
-    class_ids: ClassIds,
+    class_ids: Int32,
     *,
     shard_format: str,
     compression: str,
@@ -102,10 +101,10 @@ class _TFRecordEncoder:
         self._schema = schema
         self._compressor: zlib._Compress | None = compressor(compression)
         self._layout = layout
-        self._lengths: list[npt.NDArray[np.int64]] = []
-        self._class_ids: list[ClassIds] = []
+        self._lengths: list[Int64] = []
+        self._class_ids: list[Int32] = []
 
-    def write(self, batch: pa.RecordBatch, class_ids: ClassIds) -> None:
+    def write(self, batch: pa.RecordBatch, class_ids: Int32) -> None:
         if self._layout is None:
             frames = frame_pieces(encode_pieces(batch, self._schema))
         else:
@@ -130,9 +129,9 @@ class _ParquetEncoder:
         self._stored = stored
         self._compression = compression
         self._writer: pq.ParquetWriter | None = None
-        self._class_ids: list[ClassIds] = []
+        self._class_ids: list[Int32] = []
 
-    def write(self, batch: pa.RecordBatch, class_ids: ClassIds) -> None:
+    def write(self, batch: pa.RecordBatch, class_ids: Int32) -> None:
         batch = to_stored(batch, self._stored)
         if self._writer is None:
             self._writer = open_writer(self._sink, self._stored, batch, self._compression)
@@ -145,9 +144,7 @@ class _ParquetEncoder:
         return encode_index(np.concatenate(self._class_ids), sums=sums())
 
 
-def encode_index(
-    class_ids: ClassIds, offsets: npt.NDArray[np.int64] | None = None, sums: bytes | None = None
-) -> pa.Buffer:
+def encode_index(class_ids: Int32, offsets: Int64 | None = None, sums: bytes | None = None) -> pa.Buffer:
     """Encode a shard's index.
 
     Args:
@@ -155,7 +152,7 @@ def encode_index(
         offsets: boundaries of the frames in a TFRecord file, int64 [records + 1]; None for Parquet.
         sums: checksums of a Parquet file's blocks; None for an index as older versions wrote it.
     """
-    columns: dict[str, npt.NDArray[np.integer]] = {}
+    columns: dict[str, Integers] = {}
     if offsets is not None:
         columns = {"offset": offsets[:-1], "length": np.diff(offsets).astype(np.int32)}
     columns["class_id"] = class_ids

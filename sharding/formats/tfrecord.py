@@ -19,6 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ringfeed.sharding.compute import kernels
+from ringfeed.sharding.compute.arrays import Bools, Int64, Integers, UInt8
 from ringfeed.sharding.errors import CorruptionError
 
 from .arrow_binary import binary_rows, data_of, join_binary, offsets_of
@@ -47,7 +48,7 @@ def frame_records(messages: pa.LargeBinaryArray) -> pa.LargeBinaryArray:
     return join_binary([binary_rows(record_headers(lengths)), messages, binary_rows(footers)])
 
 
-def frame_matrix(matrix: npt.NDArray[np.uint8]) -> pa.LargeBinaryArray:
+def frame_matrix(matrix: UInt8) -> pa.LargeBinaryArray:
     """Put messages of one length into TFRecord frames in place, without copying them.
 
     Args:
@@ -65,7 +66,7 @@ def frame_matrix(matrix: npt.NDArray[np.uint8]) -> pa.LargeBinaryArray:
     return binary_rows(matrix)
 
 
-def frames_are_intact(data: pa.Buffer, lengths: npt.NDArray[np.integer]) -> bool:
+def frames_are_intact(data: pa.Buffer, lengths: Integers) -> bool:
     """Whether bytes are frames of the given lengths with correct checksums of lengths and payloads.
 
     Args:
@@ -90,19 +91,19 @@ def frames_are_intact(data: pa.Buffer, lengths: npt.NDArray[np.integer]) -> bool
     return np.array_equal(headers, record_headers(payloads)) and np.array_equal(footers, crcs)
 
 
-def _matrix_footers(matrix: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+def _matrix_footers(matrix: UInt8) -> UInt8:
     length = matrix.shape[1] - HEADER_BYTES - FOOTER_BYTES
     cells = struct.iter_unpack(f"{HEADER_BYTES}x{length}s{FOOTER_BYTES}x", matrix.reshape(-1).data)
     return _masked_crcs(chain.from_iterable(cells), len(matrix))
 
 
-def _masked_crcs(payloads: Iterable[bytes], count: int) -> npt.NDArray[np.uint8]:
+def _masked_crcs(payloads: Iterable[bytes], count: int) -> UInt8:
     """The masked CRC of each payload, little-endian, uint8 [count, 4]."""
     crcs = np.fromiter(map(google_crc32c.value, payloads), np.uint32, count)
     return masked(crcs).astype("<u4").reshape(-1, 1).view(np.uint8)
 
 
-def record_headers(lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
+def record_headers(lengths: Int64) -> UInt8:
     """Frame headers: length and masked CRC of the length, uint8 [records, 12]."""
     unique, inverse = np.unique(lengths, return_inverse=True)
     crcs = _masked_crcs(chain.from_iterable(struct.iter_unpack("8s", unique.astype("<u8").data)), len(unique))
@@ -147,10 +148,10 @@ class FrameBlock:
     """Some intact records of a TFRecord file."""
 
     data: bytes  # bytes of the file, with each payload's footer after it
-    starts: npt.NDArray[np.int64]  # start of each payload in `data`, int64
-    lengths: npt.NDArray[np.int64]  # length of each payload
-    offsets: npt.NDArray[np.int64]  # offset of each frame in the (decompressed) file
-    numbers: npt.NDArray[np.int64]  # number of each record in the file, with damaged records counted
+    starts: Int64  # start of each payload in `data`, int64
+    lengths: Int64  # length of each payload
+    offsets: Int64  # offset of each frame in the (decompressed) file
+    numbers: Int64  # number of each record in the file, with damaged records counted
 
     def slice(self, start: int, stop: int) -> FrameBlock:
         """The records of a half-open range."""
@@ -225,7 +226,7 @@ def iterate_frames(
         wanted = max(block_bytes, missing)
 
 
-def _walk(data: bytes, frames: dict[bytes, int]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], int, int]:
+def _walk(data: bytes, frames: dict[bytes, int]) -> tuple[Int64, Int64, int, int]:
     """Start and length of each whole payload, the position after the last frame, and the bytes missing for the next.
 
     The last is -1 if the next length is damaged. `frames` caches the frame sizes of valid headers.
@@ -254,15 +255,13 @@ def _walk(data: bytes, frames: dict[bytes, int]) -> tuple[npt.NDArray[np.int64],
     return bounds[:-1] + HEADER_BYTES, np.diff(bounds) - (HEADER_BYTES + FOOTER_BYTES), positions[-1], missing
 
 
-def _check_payloads(
-    data: bytes, starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]
-) -> npt.NDArray[np.bool_]:
+def _check_payloads(data: bytes, starts: Int64, lengths: Int64) -> Bools:
     """Whether each payload matches its checksum."""
     ends = starts + lengths
     payloads = (data[start:end] for start, end in zip(starts.tolist(), ends.tolist(), strict=True))
     crcs = np.fromiter(map(google_crc32c.value, payloads), np.uint32, len(starts))
     footers = np.ndarray((max(0, len(data) - FOOTER_BYTES + 1),), "<u4", data, 0, (1,))
-    good: npt.NDArray[np.bool_] = masked(crcs) == footers[ends]
+    good: Bools = masked(crcs) == footers[ends]
     return good
 
 

@@ -13,6 +13,8 @@ import google_crc32c
 import numpy as np
 import numpy.typing as npt
 
+from ringfeed.sharding.compute.arrays import Bools, UInt8
+
 from .tfrecord import FOOTER_BYTES, HEADER_BYTES, masked, masked_crc, starts_with_header
 
 Bounds = Sequence[tuple[int, int]]  # [offset, stop) of each frame
@@ -101,7 +103,7 @@ def _find_frame(data: memoryview, start: int, search_bytes: int) -> int:
     return len(data)
 
 
-def _is_header(window: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
+def _is_header(window: UInt8) -> Bools:
     """For each position of a window, whether eight bytes and their masked CRC begin there."""
     places = len(window) - HEADER_BYTES + 1
     crcs = np.full(places, google_crc32c.value(bytes(8)), np.uint32)

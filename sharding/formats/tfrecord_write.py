@@ -9,10 +9,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from ringfeed.sharding.compute import kernels
+from ringfeed.sharding.compute.arrays import Int64, UInt8
 
 from .arrow_binary import data_of, join_binary, offsets_of
 from .tfrecord import FOOTER_BYTES, HEADER_BYTES, frame_records
@@ -25,8 +25,8 @@ class Frames:
     """Consecutive frames of some records."""
 
     # Bytes of the frames, in order, cut anywhere. They can be iterated once, as a run may overwrite the one before.
-    runs: Iterable[npt.NDArray[np.uint8]]
-    lengths: npt.NDArray[np.int64]  # length of each frame in bytes, int64 [records]
+    runs: Iterable[UInt8]
+    lengths: Int64  # length of each frame in bytes, int64 [records]
 
     @classmethod
     def joined(cls, frames: pa.LargeBinaryArray) -> Frames:
@@ -45,7 +45,7 @@ def frame_pieces(pieces: Sequence[pa.LargeBinaryArray], *, run_bytes: int = _RUN
     if not kernels.are_compiled():
         return Frames.joined(frame_records(join_binary(pieces)))
     columns = [(np.frombuffer(data_of(piece), np.uint8), offsets_of(piece)) for piece in pieces]
-    lengths: npt.NDArray[np.int64] = np.sum([np.diff(offsets) for _, offsets in columns], axis=0, dtype=np.int64)
+    lengths: Int64 = np.sum([np.diff(offsets) for _, offsets in columns], axis=0, dtype=np.int64)
     lengths += HEADER_BYTES + FOOTER_BYTES
     ends = np.concatenate([[0], np.cumsum(lengths)])
     cuts = np.searchsorted(ends, np.arange(0, ends[-1], run_bytes))

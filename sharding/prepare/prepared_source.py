@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from itertools import islice, takewhile
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
+from ringfeed.sharding.compute.arrays import Int64
 from ringfeed.sharding.compute.batches import slice_batch
 from ringfeed.sharding.compute.keyed_random import derive_key
 from ringfeed.sharding.errors import SourceError
@@ -183,7 +183,7 @@ class PreparedSource:
             columns |= {name: late.column(name) for name in late.schema.names}
         return pa.RecordBatch.from_arrays([columns[name] for name in self.schema.names], schema=self.schema.arrow)
 
-    def late_bytes(self, part: Part, drafts: pa.RecordBatch) -> npt.NDArray[np.int64]:
+    def late_bytes(self, part: Part, drafts: pa.RecordBatch) -> Int64:
         """The late bytes of the inner source, or zeros if the steps keep no late column of bytes."""
         if not any(self.schema[name].dtype == "binary" for name in self._late_now() & set(self.schema.names)):
             return np.zeros(drafts.num_rows, np.int64)

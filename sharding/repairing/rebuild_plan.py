@@ -15,7 +15,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from ringfeed.sharding.building.append import open_matching_source
@@ -24,6 +23,7 @@ from ringfeed.sharding.building.build_plan import BuildPlan
 from ringfeed.sharding.building.options import BuildOptions
 from ringfeed.sharding.building.planning import open_build_source, open_plan
 from ringfeed.sharding.common.argument_names import former_names
+from ringfeed.sharding.compute.arrays import Int64
 from ringfeed.sharding.compute.class_counts import ClassCounts
 from ringfeed.sharding.dataset.earlier_shards import EarlierShards
 from ringfeed.sharding.dataset.file_names import generation_of
@@ -37,8 +37,6 @@ from ringfeed.sharding.schema import Schema
 from ringfeed.sharding.sources import Source
 from ringfeed.sharding.storage.urls import normalize_url_fields
 from ringfeed.sharding.url_secrets import public_url
-
-Int64 = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

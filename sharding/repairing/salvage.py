@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from ringfeed.sharding.common.checksums import checksum
+from ringfeed.sharding.compute.arrays import Int32, Int64
 from ringfeed.sharding.dataset.manifest import Manifest, ShardInfo
 from ringfeed.sharding.dataset.shard_index import (
     Index,
@@ -119,7 +119,7 @@ def _intact_index(files: ShardFiles) -> Index | None:
         return read_index(stored, files.manifest)
 
 
-Encoded = tuple[pa.Buffer, npt.NDArray[np.int32], pa.Buffer]
+Encoded = tuple[pa.Buffer, Int32, pa.Buffer]
 """A data file, the class of each of its records, and its index."""
 
 
@@ -139,7 +139,7 @@ def _encode_frames(data: memoryview, index: Index | None, files: ShardFiles) -> 
     return file, class_ids, encode_index(class_ids, offsets)
 
 
-def _framed(data: memoryview, frames: Sequence[Frame], manifest: Manifest) -> tuple[pa.Buffer, npt.NDArray[np.int64]]:
+def _framed(data: memoryview, frames: Sequence[Frame], manifest: Manifest) -> tuple[pa.Buffer, Int64]:
     """Return a data file of these records, and the offsets of its frames before compression."""
     framed = frame_records(pa.array([bytes(data[frame.payload]) for frame in frames], pa.large_binary()))
     offsets = offsets_of(framed)

@@ -9,9 +9,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
+from ringfeed.sharding.compute.arrays import Int32
 from ringfeed.sharding.dataset.damage import Damage, first_difference, runs
 from ringfeed.sharding.dataset.manifest import Manifest, ShardInfo
 from ringfeed.sharding.dataset.shard_index import Index, classes_of_table, read_index
@@ -122,7 +122,7 @@ def _compare_index(shard: ShardInfo, index: Index, actual: Index) -> Iterator[Da
     yield replace(base, kind=kind, problem=problem, record=record, records=runs(differing))
 
 
-def _miscounts(class_ids: npt.NDArray[np.int32], shard: ShardInfo, manifest: Manifest) -> Iterator[str]:
+def _miscounts(class_ids: Int32, shard: ShardInfo, manifest: Manifest) -> Iterator[str]:
     """Yield how the records of each class differ from the table's counts, if they do."""
     if len(class_ids) != shard.records:
         yield f"it holds {counted(len(class_ids), 'record')}, the table says {shard.records}"

@@ -10,10 +10,10 @@ from math import sqrt
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 from PIL import Image
 
+from ringfeed.sharding.compute.arrays import Int64
 from ringfeed.sharding.formats.arrow_binary import data_of, offsets_of
 
 from .orientation import is_rotated
@@ -133,7 +133,7 @@ def _sample(column: pa.Array, limits: SampleLimits) -> ImageStatistics:
     )
 
 
-def _histogram(data: memoryview) -> npt.NDArray[np.int64] | None:
+def _histogram(data: memoryview) -> Int64 | None:
     """Number of pixels with each value, [channel, 256]; None if undecodable or of more than 8 bits."""
     try:
         with Image.open(BytesIO(data)) as image:

@@ -16,9 +16,9 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
+from ringfeed.sharding.compute.arrays import Int64
 from ringfeed.sharding.engines.executors import stream_tasks
 from ringfeed.sharding.errors import ConfigError, SourceError
 from ringfeed.sharding.messages import counted
@@ -43,7 +43,6 @@ from .image_checks import faulty_records, image_columns
 from .record_origins import find_origins
 
 Budget = int | Fraction | None  # a number of records, a share of all records, or None: fail at the first
-Int64 = npt.NDArray[np.int64]
 
 
 def parse_budget(text: str) -> Budget:

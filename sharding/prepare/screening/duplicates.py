@@ -15,8 +15,8 @@ from itertools import pairwise
 from typing import IO, Any
 
 import numpy as np
-import numpy.typing as npt
 
+from ringfeed.sharding.compute.arrays import Bools, Int64, UInt64
 from ringfeed.sharding.compute.grouping import group
 from ringfeed.sharding.dataset.earlier_shards import EarlierShards
 from ringfeed.sharding.destination.spill import side_folder
@@ -32,9 +32,6 @@ from ringfeed.sharding.sources.ringfeed import RingfeedSource
 from ringfeed.sharding.storage.storage import Storage
 
 from .record_hashes import Hashes, hash_records
-
-Int64 = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
 
 _PREFIXES = 256  # values of a hash's first byte
 
@@ -251,9 +248,9 @@ def _hashes(source: Source, part: Part, columns: Sequence[str], complete: bool) 
             yield hash_records(batch.select(list(columns)))
 
 
-def _in_runs(batches: Iterator[Hashes], run_records: int) -> Iterator[npt.NDArray[np.uint64]]:
+def _in_runs(batches: Iterator[Hashes], run_records: int) -> Iterator[UInt64]:
     """Rows of hash and position, [up to about run_records, 3]."""
-    run: list[npt.NDArray[np.uint64]] = []
+    run: list[UInt64] = []
     position = count = 0
     for hashes in batches:
         numbers = np.arange(position, position + len(hashes), dtype=np.uint64)
@@ -304,7 +301,7 @@ def find_duplicates_in_bucket(
     return part[duplicate] - existing_parts, positions, within_source[duplicate], in_dataset[duplicate]
 
 
-def _read_rows(file: IO[bytes], start: int, stop: int) -> npt.NDArray[np.uint64]:
+def _read_rows(file: IO[bytes], start: int, stop: int) -> UInt64:
     row_bytes = 3 * np.dtype(np.uint64).itemsize
     file.seek(start * row_bytes)
     return np.frombuffer(file.read((stop - start) * row_bytes), np.uint64).reshape(-1, 3)

@@ -9,16 +9,16 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
+from ringfeed.sharding.compute.arrays import UInt8, UInt64
 from ringfeed.sharding.compute.arrow_casts import is_list
 from ringfeed.sharding.errors import SourceError
 from ringfeed.sharding.formats.arrow_binary import binary_array, binary_rows, data_of, offsets_of
 
-Hashes = npt.NDArray[np.uint64]  # [records, 2]: high half and low half of each record's hash
+Hashes = UInt64  # [records, 2]: high half and low half of each record's hash
 
 
 def hash_records(batch: pa.RecordBatch) -> Hashes:
@@ -78,7 +78,7 @@ def _bytes(column: pa.Array) -> pa.LargeBinaryArray:
     return binary_array(offsets_of(joined)[bounds], data_of(joined))
 
 
-def _matrix(column: pa.Array) -> npt.NDArray[np.uint8]:
+def _matrix(column: pa.Array) -> UInt8:
     """The little-endian bytes of numbers, uint8 [n, width]; zeros for a null."""
     values = column.cast(pa.uint8()) if column.type == pa.bool_() else column
     width = values.type.bit_width // 8

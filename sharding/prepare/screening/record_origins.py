@@ -10,15 +10,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
+from ringfeed.sharding.compute.arrays import Int64
 from ringfeed.sharding.prepare.column_names import HIDDEN
 from ringfeed.sharding.sources import Part, Source
 from ringfeed.sharding.sources.base import BadRecord, Reject, narrow_source, rewrap, unwrap
 from ringfeed.sharding.sources.files.record_places import record_files, record_places
 
-Int64 = npt.NDArray[np.int64]
 _ORIGIN = f"{HIDDEN}origin"
 
 
