@@ -18,7 +18,7 @@ import numpy as np
 
 from ringfeed.sharding import BuildOptions, Manifest, ShardInfo, SplitInfo, open_dataset
 from ringfeed.sharding.assignment.assignment import Assignment
-from ringfeed.sharding.building.bucketing import Bucketing
+from ringfeed.sharding.building.partitioning import Bucketing
 from ringfeed.sharding.building.shard_plan import plan_assignment, plan_split_counts
 from ringfeed.sharding.common.checksums import PREFIX
 from ringfeed.sharding.compute.class_counts import ClassCounts

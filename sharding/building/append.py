@@ -16,8 +16,7 @@ from typing import Any
 
 from ringfeed.sharding.common.argument_names import options_of
 from ringfeed.sharding.common.validation import fit_fields
-from ringfeed.sharding.dataset.dataset import Dataset, open_dataset
-from ringfeed.sharding.dataset.earlier_shards import EarlierShards
+from ringfeed.sharding.dataset.dataset import Dataset, EarlierShards, open_dataset
 from ringfeed.sharding.dataset.file_names import generation_of
 from ringfeed.sharding.dataset.manifest import Manifest
 from ringfeed.sharding.destination.dataset_draft import check_destination, draft_dataset, is_whole

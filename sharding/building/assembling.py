@@ -20,8 +20,7 @@ from ringfeed.sharding.destination.spill import Spill
 from ringfeed.sharding.errors import SourceError
 from ringfeed.sharding.sources import Source
 
-from .bucketing import Bucketing
-from .partitioning import CLASS, PLACE
+from .partitioning import CLASS, PLACE, Bucketing
 from .shard_writer import ShardName, ShardTarget, SmallFiles, write_shard
 
 

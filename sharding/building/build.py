@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ringfeed.sharding.common.argument_names import options_of
-from ringfeed.sharding.dataset.dataset import open_dataset
-from ringfeed.sharding.dataset.earlier_shards import EarlierShards
+from ringfeed.sharding.dataset.dataset import EarlierShards, open_dataset
 from ringfeed.sharding.dataset.manifest import Manifest, ShardInfo, file_info
 from ringfeed.sharding.dataset.shard_table import seal
 from ringfeed.sharding.dataset.tfds_files import tfds_files
@@ -53,9 +52,8 @@ from .merge_generation import merge_generation
 from .options import BuildOptions
 from .planning import make_plan, open_build_source, open_plan
 from .shard_writer import ShardTarget
-from .stages import WriteStages, common_layout, plan_buckets
+from .stages import BuildTotals, WriteStages, common_layout, plan_buckets
 from .survey import survey, warn_of_rotated_images
-from .totals import BuildTotals
 
 
 def plan_build(

@@ -10,7 +10,7 @@ from concurrent.futures import Executor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 
-from ringfeed.sharding.dataset.earlier_shards import EarlierShards
+from ringfeed.sharding.dataset.dataset import EarlierShards
 from ringfeed.sharding.dataset.manifest import Manifest
 from ringfeed.sharding.engines.engine import open_engine
 from ringfeed.sharding.engines.executors import ClusterExecutor

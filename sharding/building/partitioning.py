@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ringfeed.sharding.assignment.assignment import Assignment
 from ringfeed.sharding.assignment.placement import Placement, Placer
 from ringfeed.sharding.compute.arrays import Bools, Int32, Int64
 from ringfeed.sharding.compute.arrow_casts import is_list
@@ -26,13 +27,36 @@ from ringfeed.sharding.prepare.screening.image_checks import check_images
 from ringfeed.sharding.schema import Schema
 from ringfeed.sharding.sources import Part, Source
 
-from .bucketing import Bucketing
-
 PLACE, CLASS = "\0place", "\0class"  # extra columns of spill files; no column of a source has such a name
 _SLICE_BYTES = 64 << 10  # of a bucket in one write; with less, the overhead of Arrow IPC would dominate
 
 T = TypeVar("T")
 Batches = Iterator[tuple[pa.RecordBatch, Int64]]  # records, and the bucket of each
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bucketing:
+    """Runs of consecutive shards. The bytes written do not depend on it."""
+
+    assignment: Assignment  # assignment of records to shards
+    shards_per_bucket: int  # shards in each bucket but the last
+
+    @property
+    def buckets(self) -> int:
+        """Number of buckets."""
+        return -(-self.assignment.shards // self.shards_per_bucket)
+
+    def shards(self, bucket: int) -> range:
+        """The shards of a bucket."""
+        start = bucket * self.shards_per_bucket
+        return range(start, min(start + self.shards_per_bucket, self.assignment.shards))
+
+    def first_places(self) -> Int64:
+        """The first place of each shard within its bucket, int64 [shards]."""
+        sizes = np.concatenate([split.all_shard_records() for split in self.assignment.splits])
+        firsts: Int64 = np.cumsum(sizes) - sizes
+        result: Int64 = firsts - firsts[np.arange(len(sizes)) // self.shards_per_bucket * self.shards_per_bucket]
+        return result
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

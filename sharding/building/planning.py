@@ -22,7 +22,7 @@ from ringfeed.sharding.assignment.size_balance import deal_records
 from ringfeed.sharding.assignment.split_by_column import RecordSplits, open_census, split_by_column
 from ringfeed.sharding.compute.batches import BATCH_BYTES
 from ringfeed.sharding.compute.class_counts import ClassCounts
-from ringfeed.sharding.dataset.earlier_shards import EarlierShards
+from ringfeed.sharding.dataset.dataset import EarlierShards
 from ringfeed.sharding.dataset.manifest import Manifest
 from ringfeed.sharding.destination.dataset_draft import check_disjoint, check_spill_outside
 from ringfeed.sharding.destination.spill import side_folder, spill_root

@@ -17,7 +17,7 @@ import pyarrow as pa
 from ringfeed.sharding.common.checksums import Checksum, checksum
 from ringfeed.sharding.compute.arrays import Int32, Int64
 from ringfeed.sharding.compute.class_counts import ClassCounts
-from ringfeed.sharding.dataset import dali_index
+from ringfeed.sharding.dataset.companion_files import dali_index
 from ringfeed.sharding.dataset.file_names import FileNames
 from ringfeed.sharding.dataset.manifest import ShardInfo, file_info
 from ringfeed.sharding.dataset.statistics import FeatureStatistics, merge_statistics, summarise
@@ -112,7 +112,7 @@ def write_shard(
     else:
         sink, index = _write_blocks(ready, counted, schema, target, name.path)
         data_bytes, data_checksum = sink.tell(), sink.checksum
-    dali_file = {target.names.dali(name.path): dali_index.index_text(index)} if target.dali_index else {}
+    dali_file = {target.names.dali(name.path): dali_index(index)} if target.dali_index else {}
     files |= {name.index_path: index, **dali_file}
     if is_small:
         small.add(files)

@@ -8,15 +8,31 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from ringfeed.sharding.errors import RingfeedError
 from ringfeed.sharding.storage.file_contents import FileInfo, open_decompressed
 from ringfeed.sharding.storage.storage import Storage
 
-from .dali_index import index_text
 from .damage import Damage, first_difference, kind_of_size
 from .dataset import read_checked
 from .manifest import Manifest, ShardInfo, file_info
 from .tfds_files import is_tfds_file, tfds_files
+
+
+def dali_index(index: pa.Buffer) -> bytes:
+    """Return the index for NVIDIA DALI of an uncompressed TFRecord shard: for each record, a line of offset and size.
+
+    It is in the format of DALI's own `tfrecord2idx`, which the `tfrecord` package reads, too.
+
+    Args:
+        index: Arrow IPC file with the columns ``offset`` and ``length``.
+    """
+    table = pa.ipc.open_file(index).read_all()
+    offsets, lengths = (table.column(name).cast(pa.string()) for name in ("offset", "length"))
+    lines = pc.binary_join_element_wise(offsets, lengths, " ").to_pylist()
+    return "".join(f"{line}\n" for line in lines).encode()
 
 
 def shard_of_index(path: str, shards: Sequence[ShardInfo]) -> ShardInfo | None:
@@ -31,7 +47,7 @@ def rebuild_companion(storage: Storage, manifest: Manifest, shards: Sequence[Sha
     shard = shard_of_index(path, shards)
     if shard is None:
         return None
-    return index_text(read_checked(storage, shard.index_path, shard.index_bytes, shard.index_checksum))
+    return dali_index(read_checked(storage, shard.index_path, shard.index_bytes, shard.index_checksum))
 
 
 def locate_in_companion(

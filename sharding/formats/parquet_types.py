@@ -39,7 +39,7 @@ def stored_schema(schema: Schema, *, tensors: bool = True, meanings: bool = True
             metadata = {**field.metadata, _POLARS_ENUM: names.encode()}
             field = field.with_type(pa.dictionary(pa.int32(), pa.string(), ordered=True)).with_metadata(metadata)
         elif meanings and feature.logical and len(feature.shape) < 2:
-            field = field.with_type(_with_elements(field.type, _stored_time(_time_type(feature.logical))))
+            field = field.with_type(with_elements(field.type, _stored_time(_time_type(feature.logical))))
         fields.append(field)
     return pa.schema(fields)
 
@@ -67,7 +67,7 @@ def element_type(kind: pa.DataType) -> pa.DataType:
     return kind.value_type if types.is_list(kind) or types.is_fixed_size_list(kind) else kind
 
 
-def _with_elements(kind: pa.DataType, element: pa.DataType) -> pa.DataType:
+def with_elements(kind: pa.DataType, element: pa.DataType) -> pa.DataType:
     """The type with another type of its elements if it is a list, else that type."""
     if types.is_fixed_size_list(kind):
         return pa.list_(element, kind.list_size)
@@ -82,8 +82,8 @@ def to_stored(batch: pa.RecordBatch, stored: pa.Schema) -> pa.RecordBatch:
 
 def time_texts(column: pa.Array, feature: Feature) -> pa.Array:
     """Dates and times, or lists of them, in ISO 8601: strings."""
-    kind = _with_elements(column.type, _time_type(feature.logical))
-    return pc.cast(pc.cast(column, kind), _with_elements(kind, pa.string()))
+    kind = with_elements(column.type, _time_type(feature.logical))
+    return pc.cast(pc.cast(column, kind), with_elements(kind, pa.string()))
 
 
 def _to_stored(column: pa.Array, field: pa.Field) -> pa.Array:
@@ -97,7 +97,7 @@ def _to_stored(column: pa.Array, field: pa.Field) -> pa.Array:
         return pa.DictionaryArray.from_arrays(places, names, ordered=True)
     time, numbers = _time_in(field), Feature.from_arrow(field).dtype
     try:
-        return pc.cast(pc.cast(column, _with_elements(field.type, time)), field.type)
+        return pc.cast(pc.cast(column, with_elements(field.type, time)), field.type)
     except pa.ArrowInvalid as error:
         raise SourceError(
             f"column {field.name!r} holds a {time} that is too large in milliseconds, which Parquet stores ({error}); "
@@ -142,7 +142,7 @@ def _plain_type(field: pa.Field) -> pa.DataType:
     time = _time_in(field)
     if time is None:
         return field.type
-    return _with_elements(field.type, pa.int32() if time.bit_width == 32 else pa.int64())
+    return with_elements(field.type, pa.int32() if time.bit_width == 32 else pa.int64())
 
 
 def _plain(column: pa.Array | pa.ChunkedArray, stored: pa.Field, plain: pa.Field) -> pa.Array | pa.ChunkedArray:
@@ -151,7 +151,7 @@ def _plain(column: pa.Array | pa.ChunkedArray, stored: pa.Field, plain: pa.Field
     if types.is_dictionary(stored.type):
         return pc.cast(column, plain.type)
     if not isinstance(stored.type, pa.FixedShapeTensorType):
-        return pc.cast(pc.cast(column, _with_elements(stored.type, _time_in(stored))), plain.type)
+        return pc.cast(pc.cast(column, with_elements(stored.type, _time_in(stored))), plain.type)
     if isinstance(column, pa.ChunkedArray):
         return pa.chunked_array([chunk.storage for chunk in column.chunks], column.type.storage_type)
     return column.storage

@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 
 from ringfeed.sharding.compute.arrow_casts import cast_column
 from ringfeed.sharding.errors import ConfigError
+from ringfeed.sharding.formats.parquet_types import element_type, with_elements
 from ringfeed.sharding.schema import Feature, Schema
 
 from .column_names import check_columns, check_distinct, is_hidden
@@ -47,7 +48,7 @@ class Cast(ColumnStep):
             i = batch.schema.get_field_index(name)
             if i >= 0:
                 element = Feature(name=name, dtype=dtype).primitive
-                kind = _with_element(batch.column(i).type, element)
+                kind = with_elements(batch.column(i).type, element)
                 batch = batch.set_column(i, name, cast_column(batch.column(i), kind, f"--cast {name}={dtype}"))
         return batch
 
@@ -107,14 +108,10 @@ class Float32(ColumnStep):
 
     def apply(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         for i, (name, column) in enumerate(zip(batch.schema.names, batch.columns, strict=True)):
-            if name != self.label and not is_hidden(name) and _element(column.type) == pa.float64():
-                kind = _with_element(column.type, pa.float32())
+            if name != self.label and not is_hidden(name) and element_type(column.type) == pa.float64():
+                kind = with_elements(column.type, pa.float32())
                 batch = batch.set_column(i, name, cast_column(column, kind, f"--float32: column {name!r}"))
         return batch
-
-
-def _element(kind: pa.DataType) -> pa.DataType:
-    return kind.value_type if pa.types.is_list(kind) or pa.types.is_fixed_size_list(kind) else kind
 
 
 def _changed(schema: Schema, features: dict[str, Feature]) -> Schema:
@@ -165,9 +162,3 @@ def _check_cast(flag: str, feature: Feature, target: Feature) -> None:
             f"{flag}: column {feature.name!r} holds {feature.dtype}, which cannot become {target.dtype}; "
             "convert it with --map"
         ) from error
-
-
-def _with_element(kind: pa.DataType, element: pa.DataType) -> pa.DataType:
-    if pa.types.is_fixed_size_list(kind):
-        return pa.list_(element, kind.list_size)
-    return pa.list_(element) if pa.types.is_list(kind) else element

@@ -25,7 +25,7 @@ from ringfeed.sharding.building.planning import open_build_source, open_plan
 from ringfeed.sharding.common.argument_names import former_names
 from ringfeed.sharding.compute.arrays import Int64
 from ringfeed.sharding.compute.class_counts import ClassCounts
-from ringfeed.sharding.dataset.earlier_shards import EarlierShards
+from ringfeed.sharding.dataset.dataset import EarlierShards
 from ringfeed.sharding.dataset.file_names import generation_of
 from ringfeed.sharding.dataset.manifest import LostRecords, Manifest, ShardInfo, SplitInfo
 from ringfeed.sharding.dataset.recovery import RecoveredDataset

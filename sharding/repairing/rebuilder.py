@@ -12,14 +12,14 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import replace
 
-from ringfeed.sharding.building.bucketing import Bucketing
 from ringfeed.sharding.building.build_context import BuildContext
 from ringfeed.sharding.building.build_plan import BuildPlan
+from ringfeed.sharding.building.partitioning import Bucketing
 from ringfeed.sharding.building.planning import open_plan
 from ringfeed.sharding.building.shard_writer import ShardTarget
 from ringfeed.sharding.building.stages import WriteStages
 from ringfeed.sharding.compute.class_counts import pad_counts
-from ringfeed.sharding.dataset.earlier_shards import EarlierShards
+from ringfeed.sharding.dataset.dataset import EarlierShards
 from ringfeed.sharding.dataset.file_names import generation_of
 from ringfeed.sharding.dataset.manifest import ShardInfo
 from ringfeed.sharding.dataset.recovery import RecoveredDataset

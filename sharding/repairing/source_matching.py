@@ -14,7 +14,7 @@ import itertools
 from collections.abc import Collection, Iterable, Sequence, Set
 from dataclasses import replace
 
-from ringfeed.sharding.dataset.earlier_shards import EarlierShards
+from ringfeed.sharding.dataset.dataset import EarlierShards
 from ringfeed.sharding.dataset.file_names import generation_of
 from ringfeed.sharding.dataset.manifest import Manifest
 from ringfeed.sharding.dataset.recovery import RecoveredDataset, confirm_table

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from ringfeed.sharding import BuildOptions, Dataset, Progress, build, open_dataset
+from ringfeed.sharding import AppendOptions, BuildOptions, Dataset, Progress, append, build, open_dataset
 from ringfeed.sharding.storage.storage import Storage
 
 SPLITS = {"train": Fraction(9, 10), "test": Fraction(1, 10)}
@@ -88,10 +88,11 @@ def interrupt_after(shards: int, error: BaseException) -> Any:
     return report
 
 
-def interrupted(options: BuildOptions, shards: int) -> None:
-    """Build until so many shards are written."""
+def interrupted(options: BuildOptions | AppendOptions, shards: int) -> None:
+    """Build or append until so many shards are written."""
+    work: Any = append if isinstance(options, AppendOptions) else build
     with pytest.raises(KeyboardInterrupt):
-        build(options, report=interrupt_after(shards, KeyboardInterrupt()))
+        work(options, report=interrupt_after(shards, KeyboardInterrupt()))
 
 
 def newer_table(rows: int = NEW, first: int = OLD) -> pa.Table:

@@ -18,7 +18,7 @@ import numpy as np
 
 from ringfeed.sharding.compute.arrays import Bools, Int64, UInt64
 from ringfeed.sharding.compute.grouping import group
-from ringfeed.sharding.dataset.earlier_shards import EarlierShards
+from ringfeed.sharding.dataset.dataset import EarlierShards
 from ringfeed.sharding.destination.spill import side_folder
 from ringfeed.sharding.engines.executors import Job, run_tasks
 from ringfeed.sharding.errors import ConfigError

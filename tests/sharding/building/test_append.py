@@ -41,7 +41,7 @@ from ringfeed.sharding.prepare import Filter, ImageOptions, MapBatches, PrepareO
 from ringfeed.sharding.storage.lease import hold_lease
 from ringfeed.sharding.storage.storage import Storage
 from tests.helpers.appending import appended, assert_balanced, rows_of
-from tests.helpers.builds import NEW, OLD, SPLITS, built, interrupt_after, make_table, newer_table
+from tests.helpers.builds import NEW, OLD, SPLITS, built, interrupted, make_table, newer_table
 from tests.helpers.files import contents
 from tests.servers.store import Store
 
@@ -529,8 +529,7 @@ def test_a_build_beside_a_killed_append_neither_takes_its_place_nor_harms_it(
     dataset: Path, parquet: str, newer: str
 ) -> None:
     options = AppendOptions(source=newer, destination=str(dataset))
-    with pytest.raises(KeyboardInterrupt):
-        append(options, report=interrupt_after(3, KeyboardInterrupt()))
+    interrupted(options, 3)
     with pytest.raises(DestinationError, match=r"already holds a dataset; .* or add to it with: shard-dataset append"):
         built(newer, dataset, label="label", shards=3)
     assert verify(str(dataset)) == []
@@ -542,11 +541,7 @@ def test_a_build_beside_a_killed_append_neither_takes_its_place_nor_harms_it(
 def test_a_build_replaces_all_generations(dataset: Path, newer: str, tmp_path: Path) -> None:
     appended(newer, dataset)
     pq.write_table(newer_table(100, 9000), tmp_path / "third.parquet")
-    with pytest.raises(KeyboardInterrupt):
-        append(
-            AppendOptions(source=str(tmp_path / "third.parquet"), destination=str(dataset), shards=5),
-            report=interrupt_after(2, KeyboardInterrupt()),
-        )
+    interrupted(AppendOptions(source=str(tmp_path / "third.parquet"), destination=str(dataset), shards=5), 2)
     assert list(dataset.glob("*-g00002-*"))
     built(newer, dataset, label="label", shards=3, overwrite=True)
     built(newer, tmp_path / "whole", label="label", shards=3)

@@ -36,7 +36,18 @@ from ringfeed.sharding import (
 from ringfeed.sharding.storage.lease import LEASE_NAME
 from ringfeed.sharding.storage.storage import Storage
 from tests.helpers.appending import appended, rows_of
-from tests.helpers.builds import NEW, OLD, SPLITS, Killed, built, interrupt_after, is_heartbeat, make_table, newer_table
+from tests.helpers.builds import (
+    NEW,
+    OLD,
+    SPLITS,
+    Killed,
+    built,
+    interrupt_after,
+    interrupted,
+    is_heartbeat,
+    make_table,
+    newer_table,
+)
 from tests.helpers.files import contents
 
 pytestmark = pytest.mark.usefixtures("temporary_folder")
@@ -64,8 +75,7 @@ def test_finished_shards_are_kept_and_the_dataset_is_the_old_one_meanwhile(
 
 def test_a_mistaken_append_leaves_the_work_of_a_killed_one_alone(dataset: Path, newer: str, tmp_path: Path) -> None:
     options = AppendOptions(source=newer, destination=str(dataset))
-    with pytest.raises(KeyboardInterrupt):
-        append(options, report=interrupt_after(3, KeyboardInterrupt()))
+    interrupted(options, 3)
     pq.write_table(newer_table().drop_columns(["price"]), tmp_path / "other.parquet")
     with pytest.raises(SourceError, match="has no column 'price'"):
         appended(str(tmp_path / "other.parquet"), dataset)
@@ -75,8 +85,7 @@ def test_a_mistaken_append_leaves_the_work_of_a_killed_one_alone(dataset: Path, 
 
 
 def test_another_append_replaces_an_abandoned_one(dataset: Path, newer: str, tmp_path: Path) -> None:
-    with pytest.raises(KeyboardInterrupt):
-        append(AppendOptions(source=newer, destination=str(dataset)), report=interrupt_after(3, KeyboardInterrupt()))
+    interrupted(AppendOptions(source=newer, destination=str(dataset)), 3)
     pq.write_table(newer_table(100, 9000), tmp_path / "third.parquet")
     appended(str(tmp_path / "third.parquet"), dataset)
     built(open_dataset(str(dataset)).manifest.source["url"], tmp_path / "whole", label="label", splits=SPLITS, shards=7)
@@ -240,11 +249,7 @@ def test_lost_files_are_rebuilt_byte_identical(twice: Path, names: list[str]) ->
 
 
 def test_the_table_is_rebuilt_beside_an_unfinished_append(twice: Path, parquet: str) -> None:
-    with pytest.raises(KeyboardInterrupt):
-        append(
-            AppendOptions(source=parquet, destination=str(twice), again=True),
-            report=interrupt_after(3, KeyboardInterrupt()),
-        )
+    interrupted(AppendOptions(source=parquet, destination=str(twice), again=True), 3)
     before = contents(twice)
     before.pop(LEASE_NAME)  # a repair takes the lease, and gives it back
     (twice / "_ringfeed/shards-g00002.table").unlink()

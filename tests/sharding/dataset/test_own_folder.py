@@ -32,6 +32,7 @@ from ringfeed.sharding import (
 from ringfeed.sharding.dataset.file_names import NAMES, OLD_NAMES
 from ringfeed.sharding.dataset.own_folder import find_names, holds_dataset, listed_names, read_manifest
 from ringfeed.sharding.storage.storage import Storage
+from tests.helpers.builds import built
 from tests.helpers.files import contents
 
 ARCHIVE = Path(__file__).resolve().parents[2] / "golden" / "old_layout.tar.gz"
@@ -153,14 +154,9 @@ def test_a_build_that_replaces_it_leaves_nothing_of_it(old: Path) -> None:
 @pytest.mark.parametrize("shards", [1, 3])
 def test_tensors_are_declared_in_parquet(old: Path, shards: int) -> None:
     source: Callable[[str], str] = lambda name: str(old / name)  # noqa: E731
-    build(
-        BuildOptions(
-            source=source("rows.parquet"), destination=source("new"), shard_format="parquet", shards=shards, label="y"
-        )
-    )
+    dataset = built(source("rows.parquet"), source("new"), shard_format="parquet", shards=shards, label="y")
     table = pq.read_table(sorted((old / "new").glob("*.parquet")))
     assert str(table.schema.field("x").type) == "extension<arrow.fixed_shape_tensor[value_type=float, shape=[2,2]]>"
     found = np.concatenate([chunk.to_numpy_ndarray() for chunk in table.column("x").chunks])
     assert (found.shape, sorted(found.reshape(-1).tolist())) == ((8, 2, 2), list(range(32)))
-    dataset = open_dataset(source("new"))
     assert sorted(row["x"][0][0] for row in read_records(dataset, "train", 8)) == list(range(0, 32, 4))

@@ -14,12 +14,9 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from ringfeed.sharding import (
-    BuildOptions,
     ConfigError,
     Feature,
-    Manifest,
     SourceError,
-    build,
     open_dataset,
     read_records,
     verify,
@@ -186,9 +183,7 @@ def test_a_build_of_prepared_images_is_whole_and_the_same_on_two_workers(folder:
         steps=(Filter("label != 'fox'"),), images=ImageOptions(size=Size(width=4), encoding=parse_encoding("jpeg:80"))
     )
     for workers in (1, 2):
-        manifest: Manifest = build(
-            BuildOptions(source=folder, destination=str(tmp_path / str(workers)), workers=workers, prepare=prepare)
-        )
+        manifest = built(folder, tmp_path / str(workers), workers=workers, prepare=prepare).manifest
         assert (manifest.classes, manifest.records) == (("cat", "dog"), 4)
         assert manifest.options["prepare"]["images"] == "--resize 4 --encode jpeg:80"
     assert contents(tmp_path / "1") == contents(tmp_path / "2")

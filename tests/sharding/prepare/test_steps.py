@@ -230,15 +230,8 @@ def test_a_prepared_build_equals_a_build_of_data_prepared_in_arrow(
     if not len(expected):
         return
     options: dict[str, Any] = {"seed": 3, "min_class_records": 1, "shards": 1 + (len(expected) > 1)}
-    build(
-        BuildOptions(
-            source=str(folder / "raw.parquet"),
-            destination=str(folder / "one"),
-            prepare=PrepareOptions(steps=tuple(steps)),
-            **options,
-        )
-    )
-    build(BuildOptions(source=str(folder / "ready.parquet"), destination=str(folder / "two"), **options))
+    built(str(folder / "raw.parquet"), folder / "one", prepare=PrepareOptions(steps=tuple(steps)), **options)
+    built(str(folder / "ready.parquet"), folder / "two", **options)
     assert files(folder / "one") == files(folder / "two")
 
 
@@ -643,11 +636,7 @@ def test_workers_import_the_function_themselves_and_change_no_byte(
 ) -> None:
     prepare = PrepareOptions(steps=(mapped(functions, "label_it"), Filter("made == 'up'")), dedup=("small",))
     for workers in (1, 2):
-        build(
-            BuildOptions(
-                source=parquet, destination=str(tmp_path / str(workers)), label="made", workers=workers, prepare=prepare
-            )
-        )
+        built(parquet, tmp_path / str(workers), label="made", workers=workers, prepare=prepare)
     assert contents(tmp_path / "1") == contents(tmp_path / "2")
 
 

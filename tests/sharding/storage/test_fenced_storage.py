@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ringfeed.sharding import BuildOptions, DestinationError, build, clean, plan_repair
+from ringfeed.sharding import BuildOptions, DestinationError, clean, plan_repair
 from ringfeed.sharding.building.build import build_at
 from ringfeed.sharding.destination import clean as cleaning_module
 from ringfeed.sharding.destination.leftovers import remove_files
@@ -17,7 +17,7 @@ from ringfeed.sharding.storage.fenced_storage import fence_for_workers, fence_st
 from ringfeed.sharding.storage.lease import LEASE_NAME, hold_lease
 from ringfeed.sharding.storage.storage import Storage
 from ringfeed.sharding.storage.timings import StoreTimings
-from tests.helpers.builds import built, interrupt_after
+from tests.helpers.builds import built, interrupted
 from tests.helpers.files import contents
 from tests.servers.store import Store
 
@@ -91,11 +91,7 @@ def test_clean_stops_removing_once_another_process_holds_the_lease(
     parquet: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "out"
-    with pytest.raises(KeyboardInterrupt):
-        build(
-            BuildOptions(source=parquet, destination=str(out), label="label", shards=12),
-            report=interrupt_after(5, KeyboardInterrupt()),
-        )
+    interrupted(BuildOptions(source=parquet, destination=str(out), label="label", shards=12), 5)
 
     def meanwhile(storage: Storage, names: Iterable[str]) -> None:
         take_over(Storage(str(out)))
