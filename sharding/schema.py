@@ -13,10 +13,9 @@ from math import prod
 from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-
-from ringfeed.sharding.compute.arrays import Integers
 
 from .errors import SourceError
 from .messages import did_you_mean, listed
@@ -268,7 +267,7 @@ def check_distinct_names(names: Sequence[str], where: str = "", remedy: str = "r
         raise SourceError(f"{where}column names must differ, got {twice} more than once; {remedy}")
 
 
-def to_lists(elements: pa.Array, lengths: Sequence[int] | Integers, mask: pa.Array | None) -> pa.Array:
+def to_lists(elements: pa.Array, lengths: Sequence[int] | npt.NDArray[np.integer], mask: pa.Array | None) -> pa.Array:
     """Cut consecutive elements into lists of the given lengths; a list is null where the mask is true."""
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
     return pa.ListArray.from_arrays(pa.array(offsets), elements, mask=mask)
