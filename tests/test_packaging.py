@@ -189,6 +189,8 @@ def test_a_module_has_a_test_file_of_its_name_or_names_others() -> None:
 def test_the_check_of_named_tests_can_fail(docstring: str, fault: str | None) -> None:
     found = missing_test(ROOT / "tools/demo/samples.py", docstring)
     assert found is None if fault is None else fault in (found or "")
+    in_folder = missing_test(ROOT / "training/config/samples.py", "Words.")  # whose folder names tests
+    assert "test_config.py does not reach training/config/samples.py" in (in_folder or "")
 
 
 def patched_clocks(test: str) -> list[str]:

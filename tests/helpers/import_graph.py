@@ -196,13 +196,18 @@ def own_test(path: Path) -> Path:
 def files_testing(path: Path, docstring: str) -> list[Path]:
     """The test files of a module: the one of its name, if there is one, and those that its docstring's last line names.
 
+    Where there are neither, they are those that the docstring of its folder names.
+
     >>> [test.name for test in files_testing(ROOT / "sharding/storage/urls.py", "Tested in tests/test_security.py.")]
     ['test_security.py']
     """
+    own = [own_test(path)] if own_test(path).exists() else []
+    return [*own, *_named_tests(docstring)] or _named_tests(docstring_of(path.with_name("__init__.py")))
+
+
+def _named_tests(docstring: str) -> list[Path]:
     named = _NAMED.fullmatch(docstring.rpartition("\n")[2])
-    others = [ROOT / name for name in named.groups() if name] if named else []
-    own = own_test(path)
-    return [own, *others] if own.exists() else others
+    return [ROOT / name for name in named.groups() if name] if named else []
 
 
 @cache

@@ -7,6 +7,7 @@ The keys of a group stand in the module of its name, but for these; keys without
 - ema, loss_scale: `schedule`
 - mirrored, parameter_server: `backend`
 - optimizer: `optimizers`
+Tested in tests/training/config/test_config.py and tests/training/config/test_methods.py.
 """
 
 __all__: list[str] = []

@@ -1,7 +1,4 @@
-"""Options of the backend, which starts the processes of a run and moves what they exchange.
-
-Tested in tests/training/config/test_config.py.
-"""
+"""Options of the backend, which starts the processes of a run and moves what they exchange."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Declares the keys of a configuration with their rules, and checks values against them.
-
-Tested in tests/training/config/test_config.py.
-"""
+"""Declares the keys of a configuration with their rules, and checks values against them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Reads a `TrainConfig` from a YAML file and `--set key=value`; an unknown key or a wrong type is an error.
 
 The values of `--set` are YAML, too.
-Tested in tests/training/config/test_config.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Options of the data of a run.
-
-Tested in tests/training/config/test_config.py.
-"""
+"""Options of the data of a run."""
 
 from __future__ import annotations
 

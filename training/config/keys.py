@@ -1,7 +1,4 @@
-"""All keys of a configuration in order, with their defaults: for `--help`, `--print-config` and the schema.
-
-Tested in tests/training/config/test_config.py.
-"""
+"""All keys of a configuration in order, with their defaults: for `--help`, `--print-config` and the schema."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Groups of keys that depend on a method: a class for each method, with its own keys and what builds it.
-
-Tested in tests/training/config/test_methods.py.
-"""
+"""Groups of keys that depend on a method: a class for each method, with its own keys and what builds it."""
 
 from __future__ import annotations
 

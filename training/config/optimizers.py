@@ -1,7 +1,6 @@
 """The keys of each optimizer.
 
 A method is a class here, its name in the table at the end, and the module that `built_by` names.
-Tested in tests/training/config/test_methods.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Options of what a run writes: checkpoints, metrics and the model.
-
-Tested in tests/training/config/test_config.py.
-"""
+"""Options of what a run writes: checkpoints, metrics and the model."""
 
 from __future__ import annotations
 

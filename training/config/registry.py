@@ -1,7 +1,4 @@
-"""The groups of keys that depend on a method.
-
-Tested in tests/training/config/test_methods.py.
-"""
+"""The groups of keys that depend on a method."""
 
 from __future__ import annotations
 

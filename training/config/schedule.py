@@ -1,7 +1,4 @@
-"""Options of the learning rate over a run, of the loss scale, and of the average of weights.
-
-Tested in tests/training/config/test_config.py.
-"""
+"""Options of the learning rate over a run, of the loss scale, and of the average of weights."""
 
 from __future__ import annotations
 

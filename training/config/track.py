@@ -1,7 +1,4 @@
-"""Options of what follows a run: files, TensorBoard, MLflow, traces.
-
-Tested in tests/training/config/test_config.py.
-"""
+"""Options of what follows a run: files, TensorBoard, MLflow, traces."""
 
 from __future__ import annotations
 

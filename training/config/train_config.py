@@ -1,7 +1,6 @@
 """The configuration of a training run: a frozen tree of options, checked when it is made.
 
 `config_file` reads it from YAML and the command line; nothing here opens a file.
-Tested in tests/training/config/test_config.py.
 """
 
 from __future__ import annotations

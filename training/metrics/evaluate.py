@@ -6,7 +6,7 @@ Every rank scores its share (padding has weight 0 and is not counted); `scorers`
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,21 +19,9 @@ from ringfeed.training.ring.ring import Ring
 
 from .exact_sum import ExactSum
 from .scorers import make_scorer
-from .user_metrics import UserMetrics
+from .user_metrics import Metric, UserMetrics
 
 Batch = tuple[Any, Any, Any]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Own:
-    """What a user's own code adds to evaluations."""
-
-    loss: Loss | None = None  # the loss; None: the task's own
-    # Functions of `(target, outputs)` of all samples, by `module:function`
-    metrics: Mapping[str, Callable[[Any, Any], Any]] = field(default_factory=dict)
-
-
-_NOTHING = Own()
 
 
 def evaluate(
@@ -42,18 +30,21 @@ def evaluate(
     batches: Iterable[Batch] | Mapping[str, Iterable[Batch]],
     target: Target,
     metrics: Sequence[str] | None = None,
-    own: Own = _NOTHING,
+    loss_of: Loss | None = None,
+    functions: Mapping[str, Metric] | None = None,
 ) -> dict[str, Any]:
     """Score this rank's batches, and combine the results of all ranks (a collective).
 
     `predict` makes outputs, float32 [batch, outputs], of the inputs of a batch, `(inputs, target, weight)`; a weight of
-    0 marks padding. Returned are the number of `samples`, their mean `loss` (without options, or the user's own), and
-    the metrics (None: the task's), in JSON's types, weighted by sample; of several datasets also those of each.
+    0 marks padding. Returned are the number of `samples`, their mean loss (by `loss_of`; None: the task's, without
+    options), and the metrics (None: the task's), in JSON's types, weighted by sample; of several datasets also those of
+    each. The user's metrics, `functions` by `module:function`, take all samples.
     """
-    together, each = _Tally(target, metrics, own), dict[str, _Tally]()
+    make = partial(_Tally, target, metrics, loss_of or build_loss(LossConfig(), target), functions or {})
+    together, each = make(), dict[str, _Tally]()
     is_mixture = isinstance(batches, Mapping)
     for name, of_dataset in batches.items() if isinstance(batches, Mapping) else [("", batches)]:
-        tallies = [together, each.setdefault(name, _Tally(target, metrics, own))] if is_mixture else [together]
+        tallies = [together, each.setdefault(name, make())] if is_mixture else [together]
         for inputs, truth, weight in of_dataset:
             outputs = predict(inputs)
             for tally in tallies:
@@ -63,9 +54,10 @@ def evaluate(
 
 
 class _Tally:
-    def __init__(self, target: Target, metrics: Sequence[str] | None, own: Own) -> None:
-        self._scorer, self._loss_of = make_scorer(target, metrics), own.loss or build_loss(LossConfig(), target)
-        self._own = UserMetrics(own.metrics)
+    def __init__(
+        self, target: Target, metrics: Sequence[str] | None, loss_of: Loss, functions: Mapping[str, Metric]
+    ) -> None:
+        self._scorer, self._loss_of, self._own = make_scorer(target, metrics), loss_of, UserMetrics(functions)
         self._losses, self._weights, self._samples = ExactSum(), ExactSum(), 0
 
     def add(self, outputs: Any, truth: Any, weight: Any) -> None:

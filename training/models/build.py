@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from ringfeed.sharding.dataset.manifest import Manifest
@@ -17,6 +18,7 @@ from ringfeed.training.config.train_config import TrainConfig
 from ringfeed.training.optimizers.precision import compute_dtype
 
 from .application import application
+from .images import image_network
 from .layer_patterns import freeze, rematerialise
 from .networks.convnet import convnet
 from .networks.lenet import lenet
@@ -32,10 +34,10 @@ from .weight_file import load_weights
 _BUILDERS: dict[str, Callable[[Manifest, TrainConfig], BuiltModel]] = {
     "tabular": tabular,
     "wide_deep": wide_deep,
-    "convnet": convnet,
-    "lenet": lenet,
-    "resnet18": resnet18,
-    "resnet50": resnet50,
+    "convnet": partial(image_network, convnet),
+    "lenet": partial(image_network, lenet),
+    "resnet18": partial(image_network, resnet18),
+    "resnet50": partial(image_network, resnet50),
     "text": text,
 }
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from ringfeed.pipeline.transforms.images import ImageTransform
@@ -17,16 +18,18 @@ from ringfeed.sharding.dataset.manifest import Manifest
 from ringfeed.sharding.errors import ConfigError
 from ringfeed.sharding.schema import Feature
 from ringfeed.training.config.data import DataConfig
-from ringfeed.training.config.model import AugmentConfig
+from ringfeed.training.config.model import AugmentConfig, ModelConfig
 from ringfeed.training.config.train_config import TrainConfig
+from ringfeed.training.optimizers.keras_doors import Tensor
 
 from .preprocess import BuiltModel, Element, Inputs, Preprocess, feature_columns, label_and_weight, refuse_missing
+from .target import plan_target
 
 Shape = tuple[int, int, int]
 Prepare = Callable[[Any], Any]
 
 
-def image_column(manifest: Manifest, data: DataConfig, model: str = "convnet") -> Feature:
+def image_column(manifest: Manifest, data: DataConfig, model: str) -> Feature:
     """Return the one column that holds images; a ConfigError if there is none, or more, or if images are missing."""
     found = [f for f in feature_columns(manifest, data) if _is_encoded(f) or _is_tensor(f)]
     if len(found) != 1:
@@ -58,6 +61,18 @@ def image_shape(feature: Feature, wanted: tuple[int, ...] | None) -> Shape:
         )
     height, width, *channels = feature.fixed_shape
     return height, width, channels[0] if channels else 1
+
+
+def image_network(
+    outputs_of: Callable[[Tensor, ModelConfig, int], Tensor], manifest: Manifest, config: TrainConfig
+) -> BuiltModel:
+    """Build the network that `outputs_of` makes of images, options and the number of outputs."""
+    model = config.model
+    feature = image_column(manifest, config.data, model.name)
+    shape = image_shape(feature, model.image_shape)
+    images = keras.Input(shape, dtype="float32", name="image")
+    outputs = outputs_of(images, model, plan_target(manifest, config).outputs)
+    return image_model(keras.Model(images, outputs, name=model.name), feature, shape, config)
 
 
 def image_model(

@@ -34,11 +34,6 @@ def cross_entropy(logits: Tensor, class_id: Tensor) -> Tensor:
     return tf.nn.sparse_softmax_cross_entropy_with_logits(class_id, logits)
 
 
-def wide_outputs(outputs: Tensor) -> Tensor:
-    """Return a network's outputs in float32; float64 stays, as of a regression."""
-    return outputs if outputs.dtype == tf.float64 else tf.cast(outputs, tf.float32)
-
-
 def build_loss(config: LossConfig, target: Target) -> Loss:
     """Return the loss of a configuration.
 

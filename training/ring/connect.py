@@ -1,7 +1,4 @@
-"""Joins the ring that this process belongs to, once or again, and gives each rank its share of the host.
-
-Tested in tests/training/ring/test_ring.py.
-"""
+"""Joins the ring that this process belongs to, once or again, and gives each rank its share of the host."""
 
 from __future__ import annotations
 

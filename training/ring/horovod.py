@@ -1,7 +1,6 @@
 """The only module that imports Horovod: its collectives for a rank, and its rendezvous for what starts ranks.
 
 Nothing here imports TensorFlow, unless Horovod does.
-Tested in tests/training/ring/test_ring.py.
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
 Two levels are within each host, between one rank of each host, and back within the host; the groups of ranks are
 process sets of Horovod's. Of N ranks on H hosts, 2 (H - 1) messages then pass between hosts one after the other,
 instead of 2 (N - 1).
-Tested in tests/training/ring/test_ring.py and tests/training/sync/compression/test_methods.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""A ring that counts the bytes that its collectives put on the wire.
-
-Tested in tests/training/sync/compression/test_methods.py.
-"""
+"""A ring that counts the bytes that its collectives put on the wire."""
 
 from __future__ import annotations
 

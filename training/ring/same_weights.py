@@ -1,7 +1,4 @@
-"""The check that all ranks hold the same weights, bit for bit.
-
-Tested in tests/training/ring/test_ring.py.
-"""
+"""The check that all ranks hold the same weights, bit for bit."""
 
 from __future__ import annotations
 

@@ -13,10 +13,10 @@ from typing import Any
 from ringfeed.pipeline import Loader
 from ringfeed.sharding.dataset.manifest import Manifest
 from ringfeed.training.config.train_config import TrainConfig
-from ringfeed.training.metrics.evaluate import Own, evaluate
+from ringfeed.training.metrics.evaluate import evaluate
 from ringfeed.training.metrics.scorers import make_scorer
-from ringfeed.training.metrics.user_metrics import import_metrics
-from ringfeed.training.models.losses import build_loss
+from ringfeed.training.metrics.user_metrics import Metric, import_metrics
+from ringfeed.training.models.losses import Loss, build_loss
 from ringfeed.training.models.preprocess import BuiltModel
 from ringfeed.training.models.target import Target, plan_target
 from ringfeed.training.models.user_model import network_errors
@@ -36,7 +36,8 @@ class Evaluator:
     preprocess: Any  # `tf.function` from an element of a loader to ``(inputs, target, weight)``
     predict: Callable[[Any], Any]
     target: Target
-    own: Own  # the user's loss and metrics
+    loss_of: Loss | None  # the user's loss; None: the task's
+    functions: Mapping[str, Metric]  # the user's metrics
 
     def on(self, sources: Mapping[str, EvaluationSource]) -> Evaluator:
         """Return what evaluates the network in the same way on other records."""
@@ -51,7 +52,7 @@ class Evaluator:
 
         batches = {name: read(*of_dataset) for name, of_dataset in self.loaders.items()}
         given = next(iter(batches.values())) if config.data.mixture is None else batches
-        return evaluate(ring, self.predict, given, self.target, config.metrics, self.own)
+        return evaluate(ring, self.predict, given, self.target, config.metrics, self.loss_of, self.functions)
 
 
 def make_evaluator(
@@ -69,9 +70,7 @@ def make_evaluator(
         preprocess=traced(built.preprocess),
         predict=network_errors(manifest, config)(make_predict_step(built.network)),
         target=target,
-        own=Own(
-            loss=None if config.loss.name is None else build_loss(config.loss, target),
-            metrics=import_metrics(config.metrics),
-        ),
+        loss_of=None if config.loss.name is None else build_loss(config.loss, target),
+        functions=import_metrics(config.metrics),
     )
     return empty.on(sources)

@@ -1,4 +1,4 @@
-"""Gradients of a batch: the backward pass, in one piece or in micro-batches, and the clipping of their norm.
+"""Gradients of a batch: of micro-batches one after the other, in place of missing ones, and clipped by their norm.
 
 Tested in tests/training/step/test_train_step.py.
 """
@@ -11,26 +11,8 @@ from typing import Any
 import tensorflow as tf
 
 from ringfeed.sharding.errors import TrainingError
-from ringfeed.training.models.losses import Loss, batch_loss, cross_entropy
 from ringfeed.training.optimizers.keras_doors import Tensor
-from ringfeed.training.optimizers.precision import LossScale
 from ringfeed.training.ring.ring import dense
-
-
-def backward(
-    network: Any,
-    variables: Sequence[Any],
-    scale: LossScale,
-    inputs: Any,
-    target: Tensor,
-    weight: Tensor,
-    loss_of: Loss = cross_entropy,
-) -> tuple[Tensor, list[Tensor | None]]:
-    """Return the local loss, and the gradients of the scaled loss; None for variables that it does not depend on."""
-    with tf.GradientTape() as tape:
-        loss = batch_loss(network, inputs, target, weight, loss_of)
-        scaled = scale.scaled(loss)
-    return loss, tape.gradient(scaled, variables)
 
 
 def check_connected(gradients: Sequence[Tensor | None]) -> None:

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import compress
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from ringfeed.sharding.errors import ConfigError
-from ringfeed.training.models.losses import Loss, cross_entropy, wide_outputs
+from ringfeed.training.models.losses import Loss, batch_loss, cross_entropy
 from ringfeed.training.optimizers.keras_doors import Tensor, assign_all
 from ringfeed.training.optimizers.precision import LossScale, all_finite
 from ringfeed.training.records.clock import Clock, timed
@@ -23,7 +22,7 @@ from ringfeed.training.ring.replicas import Replicas
 from ringfeed.training.sync.moving import MovingAverage
 from ringfeed.training.sync.synchronizer import Exchange, Synchronizer
 
-from .gradients import accumulated, backward, check_connected, clip_by_global_norm, filled
+from .gradients import accumulated, check_connected, clip_by_global_norm, filled
 
 TrainStep = Callable[..., "StepMetrics"]
 
@@ -86,48 +85,44 @@ def make_train_step(
     return _for_any_batch(compiled) if options.any_batch else _without_dispatch(compiled)
 
 
-@dataclass(frozen=True)
 class _Step:
     """The step before it is compiled: see `make_train_step`."""
 
-    network: Any
-    optimizer: Any
-    synchronizer: Synchronizer
-    scale: LossScale
-    options: StepOptions
-    read_clock: Clock | None
-    average: MovingAverage | None
+    def __init__(
+        self,
+        network: Any,
+        optimizer: Any,
+        synchronizer: Synchronizer,
+        scale: LossScale,
+        options: StepOptions,
+        read_clock: Clock | None,
+        average: MovingAverage | None,
+    ) -> None:
+        self.network, self.optimizer, self.synchronizer, self.scale = network, optimizer, synchronizer, scale
+        self.options, self.read_clock, self.average = options, read_clock, average
+        self._trained = list(network.trainable_variables)
+        self._variables = [variable.value for variable in self._trained]
+        # What a step that does not count restores: statistics, as of batch normalisation, and the synchronizer's state
+        statistics = [v.value for v in network.non_trainable_variables if "float" in str(v.dtype)]
+        self._state = [*statistics, *synchronizer.step_variables]
+        self._gradients: Any = self._backward
+        if options.jit_compile:
+            self._gradients = tf.function(self._backward, jit_compile=True, reduce_retracing=True, autograph=False)
 
-    @cached_property
-    def _trained(self) -> list[Any]:
-        return list(self.network.trainable_variables)
-
-    @cached_property
-    def _variables(self) -> list[Any]:
-        return [variable.value for variable in self._trained]
-
-    @cached_property
-    def _state(self) -> list[Any]:
-        """What a step that does not count restores: statistics, as of batch normalisation, and the synchronizer's."""
-        statistics = [v.value for v in self.network.non_trainable_variables if "float" in str(v.dtype)]
-        return [*statistics, *self.synchronizer.step_variables]
-
-    @cached_property
-    def _backward(self) -> Any:
-        def one(inputs: Any, target: Tensor, weight: Tensor) -> tuple[Tensor, list[Tensor | None]]:
-            return backward(self.network, self._variables, self.scale, inputs, target, weight, self.options.loss_of)
-
-        if self.options.jit_compile:
-            return tf.function(one, jit_compile=True, reduce_retracing=True, autograph=False)
-        return one
+    def _backward(self, inputs: Any, target: Tensor, weight: Tensor) -> tuple[Tensor, list[Tensor | None]]:
+        """The local loss, and the gradients of the scaled loss; None for variables that it does not depend on."""
+        with tf.GradientTape() as tape:
+            loss = batch_loss(self.network, inputs, target, weight, self.options.loss_of)
+            scaled = self.scale.scaled(loss)
+        return loss, tape.gradient(scaled, self._variables)
 
     def __call__(self, inputs: Any, target: Tensor, weight: Tensor, stopping: Tensor | float = 0.0) -> StepMetrics:
         before = [tf.identity(variable) for variable in self._state]
         if self.options.accumulate == 1:
-            local_loss, scaled = self._backward(inputs, target, weight)
+            local_loss, scaled = self._gradients(inputs, target, weight)
         else:
             batch = inputs, target, weight
-            local_loss, scaled = accumulated(self._backward, self.options.accumulate, batch, self._variables)
+            local_loss, scaled = accumulated(self._gradients, self.options.accumulate, batch, self._variables)
         check_connected(scaled)
         gradients = self.scale.unscaled(filled(scaled, self._variables))
         checked = self._state if self.synchronizer.is_plain_mean else [*gradients, *self._state]
@@ -230,7 +225,8 @@ def make_predict_step(network: Any) -> Callable[[Any], Tensor]:
 
     @tf.function(reduce_retracing=True, autograph=False)  # type: ignore[untyped-decorator]  # TensorFlow ships no types
     def predict(inputs: Any) -> Tensor:
-        return wide_outputs(network(inputs, training=False))
+        outputs = network(inputs, training=False)
+        return outputs if outputs.dtype == tf.float64 else tf.cast(outputs, tf.float32)
 
     step: Callable[[Any], Tensor] = predict
     return step

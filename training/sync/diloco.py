@@ -1,7 +1,4 @@
-"""DiLoCo: an outer optimizer applies the mean change of a round. Douillard et al., arXiv 2311.08105, Algorithm 1.
-
-Tested in tests/training/sync/test_rounds.py.
-"""
+"""DiLoCo: an outer optimizer applies the mean change of a round. Douillard et al., arXiv 2311.08105, Algorithm 1."""
 
 from __future__ import annotations
 

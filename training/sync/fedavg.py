@@ -1,7 +1,6 @@
 """FedAvg: means of the ranks' weights by samples, or robust ones. McMahan et al., arXiv 1602.05629, Algorithm 1.
 
 Not private: weights reveal samples, and nothing here is encrypted or noised.
-Tested in tests/training/sync/test_rounds.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Gossip: pairs of ranks average their weights, where others average over all. Lian et al., arXiv 1705.09056.
 
 A round costs the bytes of the weights, on any number of ranks.
-Tested in tests/training/sync/test_rounds.py.
 """
 
 from __future__ import annotations

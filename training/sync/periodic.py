@@ -1,7 +1,6 @@
 """Periodic averaging: ranks train alone for some steps, then agree on new weights. Local SGD is its plain form.
 
 Local SGD: Stich, arXiv 1805.09767. Post-local SGD, with synchronous steps first: Lin et al., arXiv 1808.07217.
-Tested in tests/training/sync/test_rounds.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Layers that the built-in networks share: normalisation, and the hidden layers before the outputs.
-
-Tested in tests/training/models/networks/test_image_models.py.
-"""
+"""Layers that the built-in networks share: normalisation, and the hidden layers before the outputs."""
 
 from __future__ import annotations
 

@@ -4,7 +4,6 @@ He et al., arXiv 1512.03385, table 1 and figure 5. As NVIDIA's and torchvision's
 convolution, not in the 1 x 1 before it. The last batch normalisation of each block starts with gamma 0, so that the
 block starts as an identity: Goyal et al., arXiv 1706.02677, section 5.1. Images below 64 pixels a side get the stem of
 section 4.2: a 3 x 3 convolution that keeps their size, and no pooling.
-Tested in tests/training/models/networks/test_image_models.py.
 """
 
 from __future__ import annotations
@@ -13,11 +12,7 @@ from typing import Any
 
 import keras
 
-from ringfeed.sharding.dataset.manifest import Manifest
-from ringfeed.training.config.train_config import TrainConfig
-from ringfeed.training.models.images import image_column, image_model, image_shape
-from ringfeed.training.models.preprocess import BuiltModel
-from ringfeed.training.models.target import plan_target
+from ringfeed.training.config.model import ModelConfig
 from ringfeed.training.optimizers.keras_doors import Tensor
 
 from .layers import BATCH_NORM_MOMENTUM
@@ -27,29 +22,25 @@ _WIDTHS = (64, 128, 256, 512)
 _EXPANSION = 4  # a bottleneck's output has so many times the filters of its 3 x 3 convolution
 
 
-def resnet18(manifest: Manifest, config: TrainConfig) -> BuiltModel:
+def resnet18(images: Tensor, model: ModelConfig, outputs: int) -> Tensor:
     """Build 18 layers: two blocks of two 3 x 3 convolutions in each of four stages."""
-    return _resnet(manifest, config, "resnet18", (2, 2, 2, 2), _basic_block)
+    return _resnet(images, model, outputs, (2, 2, 2, 2), _basic_block)
 
 
-def resnet50(manifest: Manifest, config: TrainConfig) -> BuiltModel:
+def resnet50(images: Tensor, model: ModelConfig, outputs: int) -> Tensor:
     """Build 50 layers: 3, 4, 6 and 3 bottlenecks in four stages."""
-    return _resnet(manifest, config, "resnet50", (3, 4, 6, 3), _bottleneck)
+    return _resnet(images, model, outputs, (3, 4, 6, 3), _bottleneck)
 
 
-def _resnet(manifest: Manifest, config: TrainConfig, name: str, blocks: tuple[int, ...], block: Any) -> BuiltModel:
-    feature = image_column(manifest, config.data, name)
-    shape = image_shape(feature, config.model.image_shape)
-    inputs = keras.Input(shape, dtype="float32", name="image")
-    features = _stem(inputs, is_small=min(shape[:2]) < _SMALL_SIDE)
+def _resnet(images: Tensor, model: ModelConfig, outputs: int, blocks: tuple[int, ...], block: Any) -> Tensor:
+    features = _stem(images, is_small=min(images.shape[1:3]) < _SMALL_SIDE)
     for stage, (count, width) in enumerate(zip(blocks, _WIDTHS, strict=True)):
         for index in range(count):
             features = block(features, width, 2 if stage and not index else 1)
     features = keras.layers.GlobalAveragePooling2D()(features)
-    if config.model.dropout:
-        features = keras.layers.Dropout(config.model.dropout)(features)
-    logits = keras.layers.Dense(plan_target(manifest, config).outputs, dtype="float32", name="logits")(features)
-    return image_model(keras.Model(inputs, logits, name=name), feature, shape, config)
+    if model.dropout:
+        features = keras.layers.Dropout(model.dropout)(features)
+    return keras.layers.Dense(outputs, dtype="float32", name="logits")(features)
 
 
 def _stem(images: Tensor, *, is_small: bool) -> Tensor:

@@ -1,7 +1,4 @@
-"""The built-in network for tables: embeddings of categories beside numbers, and hidden layers.
-
-Tested in tests/training/models/test_models.py.
-"""
+"""The built-in network for tables: embeddings of categories beside numbers, and hidden layers."""
 
 from __future__ import annotations
 

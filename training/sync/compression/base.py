@@ -1,7 +1,4 @@
-"""What the compressing synchronizers have in common: which tensors they compress, and from which step.
-
-Tested in tests/training/sync/compression/test_codecs.py.
-"""
+"""What the compressing synchronizers have in common: which tensors they compress, and from which step."""
 
 from __future__ import annotations
 

@@ -2,7 +2,6 @@
 
 The largest entries are found exactly, where the authors' code samples a threshold, and among all matrices
 together, where it goes by layer: with equal bytes that leaves the least, and does not starve small layers.
-Tested in tests/training/sync/compression/test_codecs.py.
 """
 
 from __future__ import annotations

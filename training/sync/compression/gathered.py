@@ -1,7 +1,6 @@
 """Compression by an all-gather: each rank encodes its gradients, and all ranks decode and average what all sent.
 
 Its bytes grow with the ranks: (ranks - 1) payloads are received, where a ring all-reduce receives 2 at most.
-Tested in tests/training/sync/compression/test_codecs.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Sixteen bits for each number on the wire: float16 or bfloat16.
-
-Tested in tests/training/sync/compression/test_codecs.py.
-"""
+"""Sixteen bits for each number on the wire: float16 or bfloat16."""
 
 from __future__ import annotations
 

@@ -3,8 +3,6 @@
 Numbers travel as signs, with the mean magnitude of each block of 256 (EF-SignSGD, Karimireddy et al., arXiv 1901.09847,
 eq. 1): so an error is always smaller than what is encoded, whatever the distribution. With the root mean square of
 1-bit Adam it is not where few entries are large, as in gradients; that method encodes momenta.
-
-Tested in tests/training/sync/compression/test_codecs.py and tests/training/sync/compression/test_methods.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Payloads: tensors as vectors of bytes, bits packed by eight, and seeds of random rounding.
-
-Tested in tests/training/sync/compression/test_codecs.py.
-"""
+"""Payloads: tensors as vectors of bytes, bits packed by eight, and seeds of random rounding."""
 
 from __future__ import annotations
 

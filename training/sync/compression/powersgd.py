@@ -1,7 +1,6 @@
 """PowerSGD: the gradient of a matrix as a product of two thin ones. Vogels et al., arXiv 1905.13727, Algorithms 1, 2.
 
 Both factors are reduced by all-reduces, so the bytes do not grow with the ranks.
-Tested in tests/training/sync/compression/test_codecs.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""QSGD: random rounding of each entry to a multiple of norm / levels. Alistarh et al., arXiv 1610.02132, sec. 3.1.
-
-Tested in tests/training/sync/compression/test_codecs.py.
-"""
+"""QSGD: random rounding of each entry to a multiple of norm / levels. Alistarh et al., arXiv 1610.02132, sec. 3.1."""
 
 from __future__ import annotations
 

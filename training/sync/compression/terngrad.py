@@ -1,7 +1,4 @@
-"""TernGrad: each entry becomes -s, 0 or s at random. Wen et al., arXiv 1705.07878, eqs. 3 and 5.
-
-Tested in tests/training/sync/compression/test_codecs.py.
-"""
+"""TernGrad: each entry becomes -s, 0 or s at random. Wen et al., arXiv 1705.07878, eqs. 3 and 5."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Top-k sparsification: the entries of largest magnitude, as values and indices.
 
 Aji and Heafield, arXiv 1704.05021; with error feedback it converges as SGD does: Stich et al., arXiv 1809.07599.
-Tested in tests/training/sync/compression/test_codecs.py.
 """
 
 from __future__ import annotations

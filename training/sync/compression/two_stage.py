@@ -2,7 +2,6 @@
 
 Each rank averages one part of every tensor, as in a reduce-scatter, but decodes what it receives and adds in float32.
 The bytes, 2 (ranks - 1) / ranks payloads, do not grow with the ranks. Tang et al., arXiv 2102.02888, fig. 3.
-Tested in tests/training/sync/compression/test_codecs.py.
 """
 
 from __future__ import annotations
