@@ -125,32 +125,29 @@ def render_report(result: DemoResult) -> str:
     flights, digits = (
         [dataset for dataset in result.datasets if dataset.name == name] for name in ("flights", "digits")
     )
+    runs = {"flights": {"natural": result.natural, "uniform": result.uniform}, "digits": {"digits": result.digits}}
+    drawn = {
+        "results": _results_chart(result),
+        "precision_recall": _precision_chart(result),
+        "flights_balance": _flights_balance(flights[0]),
+        "digits_balance": _digits_balance(digits[0]),
+        "flights_stages": _stage_chart("flights", flights),
+        "digits_stages": _stage_chart("digits", digits),
+        "flights_rate": _rate_chart("flights", result.uniform),
+        "digits_rate": _rate_chart("digits", result.digits),
+        "confusion": _confusion_chart(result.digits),
+    }
+    for name, of_dataset in runs.items():
+        drawn[f"{name}_loss"] = _loss_chart(name, of_dataset)
+        drawn[f"{name}_speed"] = _speed_chart(name, of_dataset)
+        drawn[f"{name}_wait"] = _wait_chart(name, of_dataset)
     return template.render(
         result=result,
         rows=compare_runs(result.natural["final"], result.uniform["final"]),
         late_flights=_late_flights(result.natural["final"], result.uniform["final"]),
         spread=_largest_spread(result.datasets),
         wrong=_errors(result.digits["final"]),
-        charts={
-            name: Markup(svg)
-            for name, svg in {
-                "results": _results_chart(result),
-                "precision_recall": _precision_chart(result),
-                "flights_balance": _flights_balance(flights[0]),
-                "digits_balance": _digits_balance(digits[0]),
-                "flights_stages": _stage_chart("flights", flights),
-                "digits_stages": _stage_chart("digits", digits),
-                "flights_loss": _loss_chart("flights", {"natural": result.natural, "uniform": result.uniform}),
-                "flights_rate": _rate_chart("flights", result.uniform),
-                "digits_loss": _loss_chart("digits", {"loss": result.digits}),
-                "digits_rate": _rate_chart("digits", result.digits),
-                "flights_speed": _speed_chart("flights", {"natural": result.natural, "uniform": result.uniform}),
-                "flights_wait": _wait_chart("flights", {"natural": result.natural, "uniform": result.uniform}),
-                "digits_speed": _speed_chart("digits", {"digits": result.digits}),
-                "digits_wait": _wait_chart("digits", {"digits": result.digits}),
-                "confusion": _confusion_chart(result.digits),
-            }.items()
-        },
+        charts={name: Markup(svg) for name, svg in drawn.items()},
     )
 
 

@@ -243,18 +243,10 @@ def run_demo(demo: Demo) -> Path:
     right, wrong = predict_digits(demo, built["digits", FORMATS[0]][0], model)
     page = demo.output / "report.html"
     result = DemoResult(
-        created=datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
-        seconds=monotonic() - started,
-        is_quick=demo.is_quick,
-        machine=describe_machine(),
-        commands=demo.commands,
-        datasets=datasets,
-        natural=runs["natural"],
-        uniform=runs["uniform"],
-        digits=digits,
-        right_images=right,
-        wrong_images=wrong,
-    )
+        created=datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"), seconds=monotonic() - started,
+        is_quick=demo.is_quick, machine=describe_machine(), commands=demo.commands, datasets=datasets,
+        natural=runs["natural"], uniform=runs["uniform"], digits=digits, right_images=right, wrong_images=wrong,
+    )  # fmt: skip
     page.write_text(render_report(result), encoding="utf-8")
     demo.console.print(f"\nDone in {human_seconds(result.seconds)}. The page:", highlight=False)
     demo.console.print(printable(str(page.resolve())), style="bold", highlight=False, soft_wrap=True)
@@ -340,13 +332,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="python -m ringfeed.tools.demo",
         description="Shard real data, profile its loading, train on it, and write the results to an HTML page.",
     )
-    parser.add_argument(
-        "--output", type=Path, default=Path("demo-output"), help="folder to write (default: demo-output)"
-    )
-    parser.add_argument(
-        "--examples", type=Path, default=Path("examples"), help="folder of the YAML files (default: examples)"
-    )
-    parser.add_argument("--quick", action="store_true", help="for tests: a part of the data, one format, one epoch")
+    add = parser.add_argument
+    add("--output", type=Path, default=Path("demo-output"), help="folder to write (default: demo-output)")
+    add("--examples", type=Path, default=Path("examples"), help="folder of the YAML files (default: examples)")
+    add("--quick", action="store_true", help="for tests: a part of the data, one format, one epoch")
     args = parser.parse_args(argv)
     demo = Demo(args.output, args.examples, args.quick, SafeConsole(highlight=False), [])
     try:

@@ -113,16 +113,12 @@ def loader_costs(
     sample_bytes = trial.decoded_bytes / ((trial.steps - 1) * loader.local_batch_size)
     begin, handed = hand_over if hand_over is not None else (0.0, None)
     costs = Costs(
-        store=_store_costs(loader, stats, trial, store, shape),
-        file_seconds=file_seconds,
-        byte_seconds=(byte_seconds,),
-        hit_byte_seconds=byte_seconds,
-        plan_seconds=stats["plan"].cpu_seconds / max(stats["plan"].items, 1),
+        store=_store_costs(loader, stats, trial, store, shape), file_seconds=file_seconds, byte_seconds=(byte_seconds,),
+        hit_byte_seconds=byte_seconds, plan_seconds=stats["plan"].cpu_seconds / max(stats["plan"].items, 1),
         gather_seconds=stats["gather"].cpu_seconds / max(stats["gather"].items, 1),
         handover_seconds=0.0 if handed is None else loader.local_batch_size * handed.cpu_seconds / handed.samples,
-        start_seconds=begin,
-        memory_per_byte=sample_bytes * float(shape.records.sum()) / max(shape.bytes, 1),
-    )
+        start_seconds=begin, memory_per_byte=sample_bytes * float(shape.records.sum()) / max(shape.bytes, 1),
+    )  # fmt: skip
     return MeasuredDataset(shape=shape, costs=costs)
 
 
@@ -134,16 +130,12 @@ def shape_of(loader: Loader, read_fraction: float = 1.0) -> DatasetShape:
     manifest, features = loader.manifest, loader.schema.features
     sizes = np.array([(shard.records, shard.bytes, shard.index_bytes) for shard in shards], np.int64).T
     return DatasetShape(
-        records=sizes[0],
-        data_bytes=np.ceil(sizes[1] * read_fraction).astype(np.int64),
-        index_bytes=sizes[2],
-        in_parts=in_parts,
-        is_mapped=manifest.shard_format == "tfrecord" and manifest.compression == "none",
-        record_bytes=record_bytes(shards, manifest.schema, loader.schema),
-        undecoded=loader.undecoded,
+        records=sizes[0], data_bytes=np.ceil(sizes[1] * read_fraction).astype(np.int64), index_bytes=sizes[2],
+        in_parts=in_parts, is_mapped=manifest.shard_format == "tfrecord" and manifest.compression == "none",
+        record_bytes=record_bytes(shards, manifest.schema, loader.schema), undecoded=loader.undecoded,
         ragged=any(feature.elements is None for feature in features),
         numbers=sum(feature.elements or 0 for feature in features if feature.numeric),
-    )
+    )  # fmt: skip
 
 
 def _open_some(loader: Loader) -> tuple[float, float]:

@@ -115,17 +115,12 @@ def _read(
         _string_bytes(values) + (0 if name in ragged else _tensor_bytes(values)) for name, values in first_batch.items()
     )
     return LoaderTrial(
-        steps=len(times),
-        first_batch_seconds=times[0] - start,
-        seconds=now - times[0],
-        decoded_bytes=decoded_bytes + (len(times) - 1) * equal_bytes,
-        disk_bytes=_disk_bytes() - disk_bytes,
+        steps=len(times), first_batch_seconds=times[0] - start, seconds=now - times[0],
+        decoded_bytes=decoded_bytes + (len(times) - 1) * equal_bytes, disk_bytes=_disk_bytes() - disk_bytes,
         rates=window_rates(times, loader.local_batch_size),
-        depths=tuple((seconds, depth) for seconds, depth, _ in queues.looks),
-        fetch_rates=queues.fetch_rates(),
-        first_batch=first_batch,
-        own_seconds=queues.own_seconds + len(times) * _loop_seconds(first_batch, ragged),
-    )
+        depths=tuple((seconds, depth) for seconds, depth, _ in queues.looks), fetch_rates=queues.fetch_rates(),
+        first_batch=first_batch, own_seconds=queues.own_seconds + len(times) * _loop_seconds(first_batch, ragged),
+    )  # fmt: skip
 
 
 class _QueueWatch:

@@ -129,14 +129,9 @@ def try_training(
     report(f"{workload.step_name} alone")
     step = repeat_kept(call, kept, batch_size, max(seconds * _SHARES["step"], _LEAST_STEP))
     return TrainingTrials(
-        transform=transform,
-        input=fast,
-        step=step,
-        together=together,
-        lock_held=lock.held,
-        transform_name=workload.transform_name,
-        step_name=workload.step_name,
-    )
+        transform=transform, input=fast, step=step, together=together, lock_held=lock.held,
+        transform_name=workload.transform_name, step_name=workload.step_name,
+    )  # fmt: skip
 
 
 def guarded_step(workload: Workload) -> Callable[[Any], None]:

@@ -177,13 +177,9 @@ def consume(
     if kept is not None:
         kept.mean_seconds = (now - start - waited) / (len(times) - 1)
     return Trial(
-        samples=(len(times) - 1) * batch_size,
-        seconds=now - start,
-        wait_seconds=waited,
-        cpu_seconds=cpu_seconds() - cpu,
-        rates=window_rates(times, batch_size),
-        gaps=tuple(gaps[:_MOST_GAPS]),
-    )
+        samples=(len(times) - 1) * batch_size, seconds=now - start, wait_seconds=waited,
+        cpu_seconds=cpu_seconds() - cpu, rates=window_rates(times, batch_size), gaps=tuple(gaps[:_MOST_GAPS]),
+    )  # fmt: skip
 
 
 def repeat_kept(step: Callable[[Any], Any], kept: KeptBatches, batch_size: int, seconds: float) -> Trial:

@@ -89,20 +89,14 @@ class LoaderFacts:
         shard_bytes = sum(plan.bytes_per_rank) / max(split.shards, 1)
         epoch_bytes = plan.bytes_per_rank[options["rank"]]
         return LoaderFacts(
-            streams=loader.streams,
-            local_streams=max(loader.streams // options["world_size"], 1),
-            threads=options["fetch_threads"] or _THREADS,
-            shards=split.shards,
-            shard_bytes=shard_bytes,
-            window_bytes=min(options["window_shards"], split.shards) * shard_bytes,
-            epoch_bytes=epoch_bytes,
+            streams=loader.streams, local_streams=max(loader.streams // options["world_size"], 1),
+            threads=options["fetch_threads"] or _THREADS, shards=split.shards, shard_bytes=shard_bytes,
+            window_bytes=min(options["window_shards"], split.shards) * shard_bytes, epoch_bytes=epoch_bytes,
             record_bytes=epoch_bytes / max(loader.steps_per_epoch * loader.local_batch_size, 1),
-            batch_size=options["batch_size"],
-            local_batch_size=loader.local_batch_size,
-            is_local=options["url"].local_path is not None,
-            has_cache=options["cache"] is not None,
+            batch_size=options["batch_size"], local_batch_size=loader.local_batch_size,
+            is_local=options["url"].local_path is not None, has_cache=options["cache"] is not None,
             fetch_bytes_per_second=fetch_bytes_per_second,
-        )
+        )  # fmt: skip
 
     def first_batch_bytes(self, streams: int) -> float:
         """Bytes that must have come before the first batch: a window of each stream."""

@@ -55,14 +55,10 @@ def simulate(dataset: DatasetShape, costs: Costs, setup: Setup, prices: Prices |
     caches = _caches(dataset, setup)
     figures = [_epoch(dataset, costs, setup, epoch, caches) for epoch in range(setup.epochs)]
     return Simulation(
-        setup=setup,
-        streams=setup.geometry(int(dataset.records.sum())).streams,
-        dataset_bytes=dataset.bytes,
-        shards=len(dataset.records),
-        is_training=costs.step is not None,
-        prices=prices or Prices(),
+        setup=setup, streams=setup.geometry(int(dataset.records.sum())).streams, dataset_bytes=dataset.bytes,
+        shards=len(dataset.records), is_training=costs.step is not None, prices=prices or Prices(),
         epochs=tuple(figures),
-    )
+    )  # fmt: skip
 
 
 def simulate_ranks(
@@ -155,18 +151,14 @@ def _epoch(
     cached_bytes = max((cache.held_bytes for cache in caches if cache is not None), default=0)
     worked = sum(host.cores.done for host in dict.fromkeys(hosts))
     return EpochFigures(
-        steps=steps,
-        samples=steps * setup.batch_size,
-        seconds=seconds,
+        steps=steps, samples=steps * setup.batch_size, seconds=seconds,
         first_batch_seconds=max(program.waits.first for program in programs),
         wait_seconds=tuple(program.waits.input for program in programs),
         fetched_bytes=sum(loader.totals.fetched_bytes for loader in loaders),
-        requests=sum(loader.totals.requests for loader in loaders),
-        cache_hits=hits,
-        cache_misses=misses,
+        requests=sum(loader.totals.requests for loader in loaders), cache_hits=hits, cache_misses=misses,
         memory_bytes=int(shards_bytes) + ready_bytes + (cached_bytes if setup.cache_in_memory else 0),
         core_share=worked / max(setup.hosts * setup.cores * seconds, 1e-12),
-    )
+    )  # fmt: skip
 
 
 def _start(

@@ -258,15 +258,11 @@ def _figures(
     if training is not None:
         step = max(training.step.estimate, training.together.estimate, key=lambda each: each.value)
     return MeasuredEpoch(
-        samples=samples,
-        first_batch_seconds=trial.first_batch_seconds,
-        loader=rate,
-        loader_seconds=epoch_seconds,
-        transform=training.transform_estimate if training else None,
-        step=step,
+        samples=samples, first_batch_seconds=trial.first_batch_seconds, loader=rate, loader_seconds=epoch_seconds,
+        transform=training.transform_estimate if training else None, step=step,
         together=together.estimate if together else None,
         waiting=together.wait_seconds / together.seconds if together else 0.0,
-    )
+    )  # fmt: skip
 
 
 def _try_knob(

@@ -41,10 +41,10 @@ def write_page(result: Profile, path: str) -> None:
     Raises:
         StorageError: the page cannot be written.
     """
-    drawn = []
+    drawn = [result.chart.draw()]
     for plot in (
-        plots.plot_waterfall, plots.plot_training, plots.plot_tried, plots.plot_epoch, plots.plot_stages,
-        plots.plot_queues, plots.plot_store, plots.plot_latencies,
+        plots.plot_training, plots.plot_tried, plots.plot_epoch, plots.plot_stages, plots.plot_queues,
+        plots.plot_store, plots.plot_latencies,
     ):  # fmt: skip
         with suppress(ConfigError):  # it was not measured
             drawn.append(plot(result))

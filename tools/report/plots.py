@@ -113,11 +113,6 @@ def plot_shuffle(loader: Loader) -> Plot:
     ).draw()  # fmt: skip
 
 
-def plot_waterfall(result: Profile) -> Plot:
-    """The rate of each part alone, in the order samples pass them, against the step's."""
-    return result.chart.draw()
-
-
 def plot_queues(result: Profile) -> Plot:
     """The shards that the loader was fetching or waiting to fetch, over time.
 

@@ -148,12 +148,11 @@ class Profile(Shown):
     def chart(self) -> Bars:
         """The rate of each part alone, against the step's."""
         rates = self.ceilings
-        sample_bytes = self.bytes_per_second / max(self.samples_per_second, 1e-9)
         slowest = min((name for name in rates if name != "training"), key=rates.__getitem__)
         return Bars(
             title=f"The slowest part is {slowest}" + ("; dashed: the step" if self.training is not None else ""),
             values=rates,
-            texts=[f"{rate:,.0f} = {rate * sample_bytes / 1e6:,.1f} MB/s" for rate in rates.values()],
+            texts=[f"{rate:,.0f} = {self._megabytes(rate)} MB/s" for rate in rates.values()],
             highlighted=slowest,
             x_label="samples a second, each part alone",
             is_log=True,
@@ -178,15 +177,11 @@ class Profile(Shown):
     def tables(self) -> list[Table]:
         stages = [
             [
-                stage.name,
-                f"{stage.items:,}",
-                human_bytes(stage.bytes) if stage.bytes else "",
-                f"{stage.busy_seconds:.3f}",
-                f"{stage.wait_seconds:.3f}",
-                f"{stage.share:.2f}",
+                stage.name, f"{stage.items:,}", human_bytes(stage.bytes) if stage.bytes else "",
+                f"{stage.busy_seconds:.3f}", f"{stage.wait_seconds:.3f}", f"{stage.share:.2f}",
             ]
             for stage in self.stages
-        ]
+        ]  # fmt: skip
         tables: list[Table] = [(_PART_HEADER, self._part_rows()), (_STAGE_HEADER, stages)]
         store = self.parts.store
         if store is not None:
@@ -203,9 +198,12 @@ class Profile(Shown):
                 tables.append((("size of a read", "takes", "one at a time", f"{store.best_threads} at once"), sizes))
         return tables if self.inside is None else [*tables, _operation_table(self.inside, "a step")]
 
+    def _megabytes(self, rate: float) -> str:
+        """Decoded MB of so many samples."""
+        return f"{rate * self.bytes_per_second / max(self.samples_per_second, 1e-9) / 1e6:,.1f}"
+
     def _part_rows(self) -> list[list[str]]:
-        sample_bytes = self.bytes_per_second / max(self.samples_per_second, 1e-9)
-        rows = [[name, f"{rate:,.0f}", f"{rate * sample_bytes / 1e6:,.1f}", ""] for name, rate in self.ceilings.items()]
+        rows = [[name, f"{rate:,.0f}", self._megabytes(rate), ""] for name, rate in self.ceilings.items()]
         if self.training is not None:
             rows[-1][-1] = f"{self.training.utilisation:.0%}"
         return rows

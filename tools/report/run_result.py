@@ -107,19 +107,11 @@ def profile_records(records: RunRecords) -> RunProfile:
         for name in ("evaluation", "checkpoint")
     }
     return RunProfile(
-        folder=records.folder,
-        ranks=records.launches[0].ranks,
-        missing_ranks=records.missing,
-        earlier_launches=records.earlier_launches,
-        first_step=int(records.steps[0]) if records.steps.size else -1,
-        last_step=int(records.steps[-1]) if records.steps.size else -1,
-        total_steps=records.launches[0].total_steps,
-        ended=records.ended,
-        seconds=seconds,
-        samples_per_second=samples / seconds if seconds else 0.0,
-        first_batch_seconds=records.first_input_seconds,
-        evaluation_seconds=apart["evaluation"],
-        checkpoint_seconds=apart["checkpoint"],
-        rank_times=rank_times(records) if records.steps.size else (),
+        folder=records.folder, ranks=records.launches[0].ranks, missing_ranks=records.missing,
+        earlier_launches=records.earlier_launches, first_step=int(records.steps[0]) if records.steps.size else -1,
+        last_step=int(records.steps[-1]) if records.steps.size else -1, total_steps=records.launches[0].total_steps,
+        ended=records.ended, seconds=seconds, samples_per_second=samples / seconds if seconds else 0.0,
+        first_batch_seconds=records.first_input_seconds, evaluation_seconds=apart["evaluation"],
+        checkpoint_seconds=apart["checkpoint"], rank_times=rank_times(records) if records.steps.size else (),
         verdict=judge_run(records),
-    )
+    )  # fmt: skip

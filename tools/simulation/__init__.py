@@ -8,18 +8,6 @@ from ringfeed.tools.predict.simulation import EpochFigures, Simulation
 from ringfeed.tools.predict.simulator import simulate, simulate_ranks
 
 __all__ = [
-    "Costs",
-    "DatasetShape",
-    "EpochFigures",
-    "MeasuredDataset",
-    "Prices",
-    "RingCosts",
-    "Setup",
-    "Simulation",
-    "StepCosts",
-    "StoreCosts",
-    "fit_ring",
-    "measure_costs",
-    "simulate",
-    "simulate_ranks",
-]
+    "Costs", "DatasetShape", "EpochFigures", "MeasuredDataset", "Prices", "RingCosts", "Setup", "Simulation",
+    "StepCosts", "StoreCosts", "fit_ring", "measure_costs", "simulate", "simulate_ranks",
+]  # fmt: skip

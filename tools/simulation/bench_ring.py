@@ -63,12 +63,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments and the help of `ringfeed bench-ring`."""
     parser.description, parser.epilog = DESCRIPTION, EPILOG
     parser.add_argument(
-        "--max-size",
-        type=checked_type(parse_bytes),
-        default=128 << 20,
-        metavar="SIZE",
+        "--max-size", type=checked_type(parse_bytes), default=128 << 20, metavar="SIZE",
         help="largest tensor (default: 128MiB)",
-    )
+    )  # fmt: skip
     parser.add_argument("--seconds", type=float, default=0.3, metavar="S", help="time for each size (default: 0.3)")
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of the table")
 
@@ -99,14 +96,10 @@ def run(args: argparse.Namespace) -> int:
     quality = fit_quality(trials, costs, ring.size)
     if args.json:
         document = {
-            "ranks": ring.size,
-            "trials": [asdict(trial) for trial in trials],
-            "latency_seconds": costs.latency_seconds,
-            "bytes_per_second": costs.bytes_per_second,
-            "latency_seconds_between": latencies,
-            "bytes_per_second_between": rates,
-            "r_squared": quality,
-        }
+            "ranks": ring.size, "trials": [asdict(trial) for trial in trials],
+            "latency_seconds": costs.latency_seconds, "bytes_per_second": costs.bytes_per_second,
+            "latency_seconds_between": latencies, "bytes_per_second_between": rates, "r_squared": quality,
+        }  # fmt: skip
         sys.stdout.write(json.dumps(document) + "\n")
     else:
         sys.stdout.write(_text(trials, costs, quality, ring.size, simulate_flags(latencies, rates)))
@@ -152,13 +145,9 @@ def try_ring(ring: Ring, size: int, seconds: float) -> RingTrial:
     mean = sum(taken for taken, _ in gathered) / ring.size
     algbw = size / mean
     return RingTrial(
-        size=size,
-        count=count,
-        seconds=mean,
-        algbw=algbw,
-        busbw=algbw * 2 * (ring.size - 1) / ring.size,
+        size=size, count=count, seconds=mean, algbw=algbw, busbw=algbw * 2 * (ring.size - 1) / ring.size,
         wrong=sum(wrong for _, wrong in gathered),
-    )
+    )  # fmt: skip
 
 
 def fit_quality(trials: Sequence[RingTrial], costs: RingCosts, ranks: int) -> float:

@@ -53,19 +53,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="where a cache may be: a folder on a local disk, or memory; it is tried beside that (default: no cache)",
     )  # fmt: skip
     add(
-        "--epochs",
-        type=_COUNT,
-        default=3,
-        metavar="N",
+        "--epochs", type=_COUNT, default=3, metavar="N",
         help="epochs of the run: a cache pays from the second on (default: 3)",
-    )
+    )  # fmt: skip
     add("--memory", type=checked_type(parse_bytes), metavar="SIZE", help="most of shards and batches in each rank")
     add("--keep-order", action="store_true", help="search only options that leave every batch as it is")
     add("--out", metavar="FILE.yaml", help="write the options as a configuration for ringfeed train")
     add_verbosity(parser)
-
-
-_STAGES = {"measure": "measure", "simulate": "simulate", "confirm": "confirm"}
 
 
 @process_folder()
@@ -75,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
         check_writable(args.out)
     with (
         print_warnings("ringfeed tune", events=args.json, verbose=args.verbose),
-        stage_progress(_STAGES, silent=args.json or args.quiet) as report,
+        stage_progress({}, silent=args.json or args.quiet) as report,
     ):
         result = _tuned(args, report)
     if args.out is not None:
@@ -114,9 +108,5 @@ def _configuration(args: argparse.Namespace, result: Tuning) -> str:
     tree["data"] = {**tree.get("data", {}), **result.options}
     if args.config is None and args.split != "train":
         tree["data"]["train_split"] = args.split
-    note = (
-        f"ringfeed tune: {result.gain:.2f} x the rate of the defaults"
-        if result.chosen
-        else "ringfeed tune: the defaults"
-    )
-    return f"# {note}\n" + yaml.safe_dump(tree, sort_keys=False)
+    note = f"{result.gain:.2f} x the rate of the defaults" if result.chosen else "the defaults"
+    return f"# ringfeed tune: {note}\n" + yaml.safe_dump(tree, sort_keys=False)

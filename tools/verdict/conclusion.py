@@ -116,10 +116,11 @@ def _advice(verdict: Verdict, measured: Measured, weak: list[ExpectedGain]) -> s
         )
     if name == "shuffle_fill":
         shards = min(facts.streams * max(round(facts.window_bytes / facts.shard_bytes), 1), facts.shards)
-        wait = (
-            f"the first batch waits for {shards} of {facts.shards} shards, {measured.figures.first_batch_seconds:.2f} s"
+        seconds = measured.figures.first_batch_seconds
+        return (
+            f"the first batch waits for {shards} of {facts.shards} shards, {seconds:.2f} s: fewer streams wait for "
+            "fewer, and mix fewer into a batch; or write smaller shards"
         )
-        return f"{wait}: fewer streams wait for fewer, and mix fewer into a batch; or write smaller shards"
     text = {
         "cores": "input and step are each fast enough alone, but share the cores: give each rank more of them",
         "framework_overhead": "input and step are each fast enough alone, but wait for Python's lock: write the "
@@ -142,32 +143,36 @@ def _evidence(
     cpu_share: float,
 ) -> tuple[Evidence, ...]:
     """The figures that show a bottleneck."""
-    loader = Evidence(name="the loader", value=figures.samples / figures.loader_seconds, unit="samples/s")
-    epoch = Evidence(name="an epoch", value=figures.samples / figures.seconds, unit="samples/s")
+
+    def rate(name: str, value: float) -> Evidence:
+        return Evidence(name=name, value=value, unit="samples/s")
+
+    def seconds(name: str, value: float) -> Evidence:
+        return Evidence(name=name, value=value, unit="s")
+
+    loader = rate("the loader", figures.samples / figures.loader_seconds)
+    epoch = rate("an epoch", figures.samples / figures.seconds)
     if bottleneck in _STORE_LIMITS:
         return _of_store(bottleneck, facts, trials) or (loader,)
     if bottleneck == "shuffle_fill":
-        first = Evidence(name="the first batch", value=figures.first_batch_seconds, unit="s")
-        return first, Evidence(name="an epoch", value=figures.seconds, unit="s")
+        return seconds("the first batch", figures.first_batch_seconds), seconds("an epoch", figures.seconds)
     if bottleneck == "slow_records" and slow is not None:
-        one = Evidence(name="the slowest record", value=slow.records[0].seconds, unit="s")
-        return one, Evidence(name="a batch without such", value=slow.batch_seconds, unit="s")
+        slowest = seconds("the slowest record", slow.records[0].seconds)
+        return slowest, seconds("a batch without such", slow.batch_seconds)
     if bottleneck == "cores":
         return Evidence(name="training uses of the cores", value=cpu_share, unit="share"), epoch
     if bottleneck == "framework_overhead":
-        slowest = max(figures.parts.values())
-        return Evidence(name="the slowest part alone", value=figures.samples / slowest, unit="samples/s"), epoch
+        return rate("the slowest part alone", figures.samples / max(figures.parts.values())), epoch
     if bottleneck in ("step", "none") and figures.step is not None:
-        return Evidence(name="the step alone", value=figures.step.value, unit="samples/s"), loader
+        return rate("the step alone", figures.step.value), loader
     alone = _rates_alone(trials)
     if figures.transform is not None:
         alone["transform"] = figures.transform.value
         if bottleneck == "decode" and figures.transform.value < loader.value:
             alone["decode"] = figures.transform.value
     if value := alone.get(bottleneck):
-        return Evidence(name=f"{bottleneck.replace('_', ' ')} alone", value=value, unit="samples/s"), (
-            loader if figures.step is None or bottleneck not in ("transform",) else epoch
-        )
+        is_transform = bottleneck == "transform" and figures.step is not None
+        return rate(f"{bottleneck.replace('_', ' ')} alone", value), epoch if is_transform else loader
     return (loader,)
 
 

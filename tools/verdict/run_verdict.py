@@ -160,15 +160,10 @@ def judge_run(records: RunRecords) -> RunVerdict:
     waits = bottleneck in ("input", "epoch_start") or cause == "input"
     stage, text = _slowest_stage(records, slow if bottleneck == "straggler" else records.ranks) if waits else (None, "")
     return RunVerdict(
-        bottleneck=bottleneck,
-        headline=_headline(bottleneck, shares, slow),
-        advice=_advice(bottleneck, cause, slow, times) + text,
-        stragglers=slow if bottleneck == "straggler" else (),
-        cause=cause,
-        stage=stage,
-        gain=1 / (1 - named[bottleneck]) if named else None,
-        shares=shares,
-    )
+        bottleneck=bottleneck, headline=_headline(bottleneck, shares, slow),
+        advice=_advice(bottleneck, cause, slow, times) + text, stragglers=slow if bottleneck == "straggler" else (),
+        cause=cause, stage=stage, gain=1 / (1 - named[bottleneck]) if named else None, shares=shares,
+    )  # fmt: skip
 
 
 def _late(records: RunRecords) -> npt.NDArray[np.bool_]:

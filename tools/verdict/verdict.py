@@ -62,13 +62,12 @@ class Evidence:
     unit: str
 
     def __str__(self) -> str:
-        if self.unit == "samples/s":
-            return f"{self.name} {self.value:,.0f} samples/s"
-        if self.unit == "share":
-            return f"{self.name} {self.value:.0%}"
-        if self.unit == "bytes/s":
-            return f"{self.name} {self.value / 1e6:,.1f} MB/s"
-        return f"{self.name} {self.value * 1000:,.1f} ms" if self.value < 1 else f"{self.name} {self.value:,.2f} s"
+        shown = {
+            "samples/s": f"{self.value:,.0f} samples/s", "share": f"{self.value:.0%}",
+            "bytes/s": f"{self.value / 1e6:,.1f} MB/s",
+            "s": f"{self.value * 1000:,.1f} ms" if self.value < 1 else f"{self.value:,.2f} s",
+        }  # fmt: skip
+        return f"{self.name} {shown[self.unit]}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -81,7 +81,7 @@ def test_of_a_profile(result: Profile) -> None:
     assert all(part in training for part in ("loader alone", "transform alone", "step alone", "samples a second"))
     assert "The store gives" in texts(plots.plot_store(result))
     assert f"{result.tried.gain.value:.2f} x measured" in texts(plots.plot_tried(result))  # type: ignore[union-attr]
-    assert "the slowest part is" in texts(plots.plot_waterfall(result)).lower()
+    assert "the slowest part is" in texts(result.chart.draw()).lower()
     assert "Shards being fetched" in texts(plots.plot_queues(result))
     assert "Reads of the store: half take" in texts(plots.plot_latencies(result))
     rates = comparisons.plot_rates({1: result, 2: result}, "streams")

@@ -174,7 +174,7 @@ def test_a_step_that_is_slower_alone_than_in_training_was_disturbed(measured: Me
 def test_plots_say_what_the_page_says(measured: Measured) -> None:
     result = profile_of(measured)
     slowest = result.chart.highlighted
-    assert f"The slowest part is {slowest}" in plots.plot_waterfall(result).title
+    assert f"The slowest part is {slowest}" in result.chart.draw().title
     assert result.ceilings[slowest] == min(rate for name, rate in result.ceilings.items() if name != "training")
     assert plots.plot_stages(result).title == f"The loader alone: {result.slowest_stage} limits it"
     if result.training is not None:
