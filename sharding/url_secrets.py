@@ -70,7 +70,6 @@ def _find_userinfo(scheme: str, rest: str) -> tuple[int, bool]:
     """Find the ``user:password`` of a URL.
 
     Args:
-        scheme: its scheme, in lower case.
         rest: what follows ``://``.
 
     Returns:

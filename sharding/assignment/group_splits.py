@@ -106,7 +106,6 @@ def _furthest_behind(
 
     Args:
         rows: classes of the group and its records of each.
-        records: records so far by split and class.
     """
     best, least = -1, 0.0
     for split in candidates:

@@ -49,11 +49,7 @@ class Placer:
         self._splits = census.read("splits", number) if census and not census.with_sizes else None
 
     def locate(self, batch: pa.RecordBatch) -> tuple[Int32, Int64, Int64]:
-        """Class id, shard and slot of each record; int32, int64 and int64 [rows].
-
-        Raises:
-            SourceError: the first pass did not see a record.
-        """
+        """Class id, shard and slot of each record, int32, int64 and int64 [rows]; a SourceError if one is uncounted."""
         label, assignment = self._placement.label, self._placement.assignment
         rows = slice(self.records, self.records + batch.num_rows)
         self.records = rows.stop

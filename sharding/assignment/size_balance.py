@@ -50,7 +50,6 @@ def deal_records(
     """Deal the records of each split by size, and write the places of each part's records to the census.
 
     Args:
-        classes: labels of all classes, by class id.
         assignment: decides split and class of each place; dealing decides the rest.
         counts: records of each stratum in each part.
     """
@@ -215,8 +214,6 @@ def _exchange(positions: Int64, order: Int64, sizes: Int64, class_counts: Int64,
     Args:
         positions: positions of the records; updated in place.
         order: records of each class, largest first.
-        loads: bytes of each shard.
-        exchanges: most exchanges per shard.
     """
     by_load = sorted((load, shard) for shard, load in enumerate(loads.tolist()))
     if _are_alike(by_load):
@@ -259,7 +256,6 @@ def _best_pair(keys: Int64, heavy: Int64, light: Int64, gap: int, most: int) -> 
     Args:
         keys: keys of all records; see `_exchange`.
         heavy: records of the heavy shard, as indices into `keys`, ascending.
-        light: records of the light shard, likewise.
         gap: bytes by which the heavy shard exceeds the light one.
         most: more bytes than any record has.
 

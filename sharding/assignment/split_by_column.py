@@ -50,8 +50,6 @@ def open_census(source: Source, column: str | None, flag: str, *, with_sizes: bo
 
     Args:
         column: column whose values decide the splits, or None.
-        flag: flag that named the column, for errors.
-        with_sizes: whether to note the size of each record.
 
     Raises:
         ConfigError: the column cannot decide the splits.
@@ -73,7 +71,6 @@ def split_by_column(
     """Decide the split of each value of the column, and write the splits of each part's values to the census.
 
     Args:
-        classes: labels of all classes, by class id.
         group_shares: share of each split if the values are groups; None if each value names its split.
         existing_groups: groups of the dataset that is appended to, with the splits in the order of `group_shares`.
         in_order: whether the values are times: the first split gets the earliest, the last the latest.

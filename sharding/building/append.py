@@ -295,9 +295,6 @@ def _is_last(dataset: Dataset, options: AppendOptions, decided: BuildOptions) ->
 def open_matching_source(wanted: Schema, options: BuildOptions) -> Source:
     """Open the source of an append, with its features in the order of the dataset.
 
-    Args:
-        options: options of the append, those that the dataset decides set.
-
     Raises:
         SourceError: the columns or their types differ from the dataset's.
     """

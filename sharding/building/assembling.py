@@ -61,10 +61,10 @@ def assemble_bucket(
         rows = np.empty_like(row_of_slot)
         rows[row_of_slot] = row_of_place[first : first + len(row_of_slot)]
         split, _ = assignment.shard(number)
-        path, index_path = shard_names(target.names, assignment, number, target.shard_format)
+        path, index_path = shard_names(target.names, assignment, number, target.encoding.shard_format)
         name = ShardName(number=number, split=split.name, path=path, index_path=index_path)
         blocks = _blocks(source, table, rows, target.block_rows)
-        results.append(write_shard(blocks, source.schema, target, small, name, len(split.class_counts)))
+        results.append(write_shard(blocks, target, small, name, len(split.class_counts)))
     small.flush()
     record_shards(target.storage, target.plan, results)
     return results

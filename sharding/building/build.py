@@ -32,6 +32,7 @@ from ringfeed.sharding.destination.spill import (
 )
 from ringfeed.sharding.engines.executors import preload_workers
 from ringfeed.sharding.errors import DestinationError, RepeatedError, RingfeedError
+from ringfeed.sharding.formats import ShardEncoding
 from ringfeed.sharding.formats.parquet_types import declares_meanings
 from ringfeed.sharding.prepare.screening.bad_records import encode_rejected
 from ringfeed.sharding.progress import Report, ignore
@@ -197,7 +198,6 @@ def planned_dataset(
     Spill files last until the body ends; after an error that a resumed build may recover from, longer.
 
     Args:
-        listings: the source's files as they were when it was opened.
         options: options of the build; for an append, those that the dataset decides are already set.
     """
     root = spill_root(options.spill, options.destination)
@@ -247,12 +247,15 @@ def _write_shards(
     target = ShardTarget(
         storage=fence_for_workers(draft.storage, draft.destination, draft.lease),
         plan=fingerprint,
-        shard_format=options.shard_format,
-        compression=options.codec,
-        layout=common_layout(plan, parts),
+        encoding=ShardEncoding(
+            schema=plan.source.schema,
+            shard_format=options.shard_format,
+            compression=options.codec,
+            layout=common_layout(plan, parts),
+            stored=plan.stored_schema,
+        ),
         block_rows=plan.block_rows,
         names=plan.names,
-        stored=plan.stored_schema,
         dali_index=options.dali_index,
     )
     totals = BuildTotals(plan.assignment)
@@ -275,7 +278,7 @@ def _describe(plan: BuildPlan, target: ShardTarget, totals: BuildTotals) -> Mani
         schema=plan.source.schema,
         classes=plan.classes,
         splits=totals.splits(),
-        layout=target.layout,
+        layout=target.encoding.layout,
         seed=options.seed,
         source={"url": public_url(str(options.source)), "fingerprint": plan.source.fingerprint},
         options=options.recorded(),

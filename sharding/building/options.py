@@ -255,11 +255,7 @@ class BuildOptions:
 
 
 def normalize_places(options: Any) -> None:
-    """Check and normalize the source, destination and spill folder of a build or an append.
-
-    Raises:
-        ConfigError: one is no URL or path; a source may be records in memory, too.
-    """
+    """Check and normalize source, destination and spill folder; a ConfigError if one is no URL, path or records."""
     if isinstance(options.source, Mapping):
         raise ConfigError(
             "source must be a URL, a path or records, got a dict; make a table of its columns with pyarrow.table(...)"

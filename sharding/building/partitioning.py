@@ -71,11 +71,7 @@ class PartitionTarget:
 
 
 def partition_part(source: Source, part: Part, number: int, placement: Placement, target: PartitionTarget) -> PartSpill:
-    """Read a part and spill its records by bucket.
-
-    Raises:
-        SourceError: a list holds nulls, an image is damaged, or the source changed since the first pass.
-    """
+    """Read a part and spill its records by bucket; a SourceError if they are bad, or changed since the first pass."""
     bucketing, placer = target.bucketing, Placer(placement, number)
     first_places = bucketing.first_places()
     position = 0

@@ -29,7 +29,8 @@ from ringfeed.sharding.destination.spill import side_folder, spill_root
 from ringfeed.sharding.engines.executors import Job, stream_tasks
 from ringfeed.sharding.engines.memory import RecordBytes
 from ringfeed.sharding.errors import SourceError
-from ringfeed.sharding.formats import encode_shard
+from ringfeed.sharding.formats import ShardEncoding, encode_shard
+from ringfeed.sharding.formats.parquet_types import stored_schema
 from ringfeed.sharding.prepare import open_with_carried_column
 from ringfeed.sharding.prepare.class_label import class_order
 from ringfeed.sharding.prepare.screening.bad_records import open_policy, without_bad_records
@@ -304,6 +305,12 @@ def _estimate_record_bytes(source: Source, census: Census | None, options: Build
 
 def _sample_record_bytes(source: Source, options: BuildOptions) -> RecordBytes:
     """Mean sizes of the first records of a few parts spread over the source."""
+    encoding = ShardEncoding(
+        schema=source.schema,
+        stored=stored_schema(source.schema),
+        shard_format=options.shard_format,
+        compression=options.codec,
+    )
     stored = draft = whole = records = 0
     for number in _sampled(len(source.parts)):
         part = source.parts[number]
@@ -312,14 +319,7 @@ def _sample_record_bytes(source: Source, options: BuildOptions) -> RecordBytes:
             continue
         check_images(source, part, batch, 0)
         complete = source.complete(batch)
-        data, _ = encode_shard(
-            complete,
-            source.schema,
-            np.zeros(batch.num_rows, np.int32),
-            shard_format=options.shard_format,
-            compression=options.codec,
-            layout=None,
-        )
+        data, _ = encode_shard(complete, np.zeros(batch.num_rows, np.int32), encoding)
         stored += data.size
         draft += batch.nbytes
         whole += complete.nbytes

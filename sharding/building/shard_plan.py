@@ -60,7 +60,6 @@ def sort_classes(
     """The classes in a given order, then all others by their values; their positions are the class ids.
 
     Args:
-        source: name of the source, for errors.
         labelled: whether there is a label; if not, the one class has no name.
         order: values in their order, such as the label's ordered categories. Those without a record are no classes.
 
@@ -138,10 +137,8 @@ def plan_assignment(
     """Plan splits, shards and class counts. A split without records gets no shard.
 
     Args:
-        per_split: records of each class by split.
         record_bytes: estimated mean size of a record on storage.
         presplit: whether a column decides the split of each record.
-        generation: generation to write; 0 is a build.
 
     Raises:
         ConfigError: there are more shards than records, too large shards, or too many counts for a reader's memory.

@@ -22,9 +22,9 @@ from ringfeed.sharding.dataset.file_names import FileNames
 from ringfeed.sharding.dataset.manifest import ShardInfo, file_info
 from ringfeed.sharding.dataset.statistics import FeatureStatistics, merge_statistics, summarise
 from ringfeed.sharding.destination.journal import ShardResult
-from ringfeed.sharding.formats import RecordLayout, encode_shard, open_encoder
+from ringfeed.sharding.formats import ShardEncoding, encode_shard, open_encoder
 from ringfeed.sharding.formats.block_checksums import BlockSums
-from ringfeed.sharding.schema import Schema, check_categories
+from ringfeed.sharding.schema import check_categories
 from ringfeed.sharding.storage.atomic_files import Bytes
 from ringfeed.sharding.storage.storage import Storage
 from ringfeed.sharding.storage.streams import Sink
@@ -41,22 +41,10 @@ class ShardTarget:
 
     storage: Storage  # storage to write to
     plan: str  # fingerprint of the plan, for the journal
-    shard_format: str  # ``tfrecord`` or ``parquet``
-    compression: str
-    layout: RecordLayout | None  # layout that all records share; None if they share none
+    encoding: ShardEncoding
     block_rows: int  # rows that are read, encoded and written at a time; one row group of Parquet
     names: FileNames  # names of the dataset's files
-    stored: pa.Schema  # Arrow schema of Parquet shards
     dali_index: bool = False  # whether each shard gets an index for NVIDIA DALI
-
-    def encoding(self) -> dict[str, Any]:
-        """Keyword arguments of the encoders."""
-        return {
-            "shard_format": self.shard_format,
-            "compression": self.compression,
-            "layout": self.layout,
-            "stored": self.stored,
-        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,27 +78,26 @@ class SmallFiles:
 
 
 def write_shard(
-    blocks: Iterator[Block], schema: Schema, target: ShardTarget, small: SmallFiles, name: ShardName, classes: int
+    blocks: Iterator[Block], target: ShardTarget, small: SmallFiles, name: ShardName, classes: int
 ) -> ShardResult:
     """Encode and write the records of a shard.
 
     Args:
-        blocks: records in order, at least one block.
         small: takes a remote shard of one block and its indexes; the caller flushes it.
     """
     counts = np.zeros(classes, np.int64)
     statistics: dict[str, FeatureStatistics] = {}
-    counted = _counted(blocks, schema, target.stored, counts, statistics)
+    counted = _counted(blocks, target.encoding, counts, statistics)
     is_remote = target.storage.local_path is None
     ready = deque(islice(counted, 2 if is_remote else 1))
     is_small = is_remote and len(ready) == 1  # a shard of usual size: one request, sent beside those of other files
     files: dict[str, bytes | pa.Buffer] = {}
     if is_small:
         batch, class_ids = ready.pop()
-        files[name.path], index = encode_shard(batch, schema, class_ids, **target.encoding())
+        files[name.path], index = encode_shard(batch, class_ids, target.encoding)
         data_bytes, data_checksum = len(memoryview(files[name.path])), checksum(files[name.path])
     else:
-        sink, index = _write_blocks(ready, counted, schema, target, name.path)
+        sink, index = _write_blocks(ready, counted, target, name.path)
         data_bytes, data_checksum = sink.tell(), sink.checksum
     dali_file = {target.names.dali(name.path): dali_index(index)} if target.dali_index else {}
     files |= {name.index_path: index, **dali_file}
@@ -134,17 +121,13 @@ def write_shard(
 
 
 def _counted(
-    blocks: Iterator[Block],
-    schema: Schema,
-    stored: pa.Schema,
-    counts: Int64,
-    statistics: dict[str, FeatureStatistics],
+    blocks: Iterator[Block], encoding: ShardEncoding, counts: Int64, statistics: dict[str, FeatureStatistics]
 ) -> Iterator[Block]:
     """The blocks, with their categories checked; adds each to the class counts and to the statistics as it passes."""
     for batch, class_ids in blocks:
-        check_categories(batch, stored)
+        check_categories(batch, encoding.stored)
         counts += np.bincount(class_ids, minlength=len(counts))
-        for feature in schema.features:
+        for feature in encoding.schema.features:
             more = summarise(batch.column(feature.name), feature)
             before = statistics.get(feature.name)
             statistics[feature.name] = more if before is None else merge_statistics(before, more)
@@ -153,12 +136,12 @@ def _counted(
 
 
 def _write_blocks(
-    ready: deque[Block], more: Iterator[Block], schema: Schema, target: ShardTarget, path: str
+    ready: deque[Block], more: Iterator[Block], target: ShardTarget, path: str
 ) -> tuple[_HashingSink, pa.Buffer]:
     """Write a shard block by block, first those that are `ready`, then `more`; returns the sink and the index."""
     with target.storage.open_output(path) as file:
-        sink: Any = _HashingSink(file, blocks=target.shard_format == "parquet")
-        encoder = open_encoder(sink, schema, **target.encoding())
+        sink: Any = _HashingSink(file, blocks=target.encoding.shard_format == "parquet")
+        encoder = open_encoder(sink, target.encoding)
         while ready:
             encoder.write(*ready.popleft())
             ready.extend(islice(more, 0 if ready else 1))

@@ -30,7 +30,6 @@ def json_pieces(
     Args:
         value: mappings with strings as keys, lists, tuples, strings, numbers, bools and None. An iterator in a mapping
             counts as a list and is consumed lazily.
-        indent: spaces per level.
         ensure_ascii, allow_nan: see `json.dumps`.
         run_elements: elements of a list or mapping that are encoded at a time.
 

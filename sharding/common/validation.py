@@ -77,7 +77,6 @@ def fit(name: str, value: object, kind: Any, scalars: Mapping[Any, Scalar] = SCA
             which one is made.
         kind: a dataclass, a union, a `Mapping`, a `Sequence` or tuple of one type, a scalar, or any other class. The
             types of a union must differ in more than their parts.
-        scalars: the types without parts.
 
     Raises:
         ConfigError: the value is not of the type, lacks a key or has an unknown one.

@@ -41,7 +41,6 @@ def read_files(paths: Sequence[bytes], offsets: Int64, target: UInt8) -> tuple[i
 
     Args:
         offsets: boundaries of the files in `target`, int64 [files + 1]; each file must have exactly its size.
-        target: memory to read into, uint8 [bytes].
 
     Raises:
         ValueError: a path contains a zero byte.
@@ -75,7 +74,6 @@ def frame_columns(columns: Sequence[tuple[UInt8, Int64]], bounds: Int64) -> Iter
 
     Args:
         columns: data and offsets, int64 [records + 1], of each column; a message is the record's elements end to end.
-        bounds: boundaries of the runs, int64 [runs + 1].
     """
     records = len(columns[0][1]) - 1
     _check_offsets(bounds, len(bounds))
@@ -104,7 +102,6 @@ def first_bad_frame(data: UInt8, ends: Int64) -> int:
 
     Args:
         data: consecutive frames of at least 16 bytes each.
-        ends: end of each frame, int64 [frames].
     """
     _check(ends, np.int64, len(ends))
     if (least := ends.min(initial=0)) < 0:  # or a difference may wrap around
@@ -130,7 +127,6 @@ def walk_examples(
 
     Args:
         data: bytes that hold the messages.
-        starts: start of each message, int64 [messages].
         keys: for each feature, the beginning of its map entry: the serialised key, then the tag of the value.
         tags: for each feature, the tag of its kind of list.
 
@@ -155,7 +151,6 @@ def enter_lists(data: UInt8, bodies: Int64, stops: Int64) -> Int64 | None:
 
     Args:
         bodies: start of each list, from `walk_examples`.
-        stops: end of each list.
 
     Returns:
         Starts of the values, int64 [lists]; the end of a list that is empty. None if a list holds anything else.
@@ -175,12 +170,7 @@ def read_varints(data: UInt8, starts: Int64, ends: Int64) -> UInt64 | None:
 
 
 def gather(data: UInt8, starts: Int64, width: int) -> UInt8:
-    """Copy slices of one size into a matrix, uint8 [slices, width].
-
-    Args:
-        starts: start of each slice, int64 [slices].
-        width: size of a slice, in bytes.
-    """
+    """Copy slices of one size into a matrix, uint8 [slices, width]."""
     _check(starts, np.int64, len(starts))
     if width < 0 or starts.min(initial=0) < 0:
         raise ValueError(f"expected slices of 0 bytes or more in the data, got {width} from {starts.min(initial=0)}")

@@ -166,11 +166,7 @@ def _decoded(storage: Storage, names: FileNames, data: bytes) -> Manifest:
 
 
 def read_checked(storage: Storage, path: str, expected_bytes: int, expected_checksum: str) -> pa.Buffer:
-    """Read a file of known size and checksum, memory-mapped if it is local.
-
-    Raises:
-        CorruptionError: it is missing, or has another size or checksum.
-    """
+    """Read a file, memory-mapped if it is local; a CorruptionError if size or checksum is another, or it is gone."""
     try:
         data = storage.map(path)
         if storage.local_path is None and checksum(data) != expected_checksum:

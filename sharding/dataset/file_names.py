@@ -63,13 +63,7 @@ class FileNames:
         return f"{self.folder(generation)}{split}-{f'g{generation:05d}-' if generation and self.own else ''}"
 
     def shard(self, generation: int, split: str, number: int, shards: int, shard_format: str) -> str:
-        """The name of a shard.
-
-        Args:
-            number: its number within generation and split.
-            shards: number of shards of that generation and split.
-            shard_format: ``tfrecord`` or ``parquet``.
-        """
+        """The name of a shard."""
         return f"{self.stem(generation, split)}{number:05d}-of-{shards:05d}.{shard_format}"
 
     @property

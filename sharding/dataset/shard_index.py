@@ -44,11 +44,7 @@ class Index:
 
 
 def index_rows(data: pa.Buffer, manifest: Manifest, shard: ShardInfo, where: str) -> pa.RecordBatch:
-    """Return the rows of an index whose checksum was right.
-
-    Raises:
-        CorruptionError: it belongs to another shard, so its offsets may lie outside this one.
-    """
+    """Return the rows of an index whose checksum was right; a CorruptionError if it belongs to another shard."""
     with corruption_errors(where):
         index = pa.ipc.open_file(pa.BufferReader(data)).read_all().combine_chunks()
         index.validate()
@@ -81,11 +77,7 @@ def _check_places(offsets: Int64, lengths: Int32, manifest: Manifest, shard: Sha
 
 
 def read_index(data: pa.Buffer, manifest: Manifest) -> Index:
-    """Read an index that may be damaged.
-
-    Raises:
-        ValueError: it is no index, or contradicts itself or the dataset's classes.
-    """
+    """Read an index that may be damaged; a ValueError if it contradicts itself or the classes of the dataset."""
     names = ["class_id"] if manifest.shard_format == "parquet" else ["offset", "length", "class_id"]
     try:
         table = pa.ipc.open_file(pa.BufferReader(data)).read_all()

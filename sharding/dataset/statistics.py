@@ -133,7 +133,6 @@ def _moments_of(terms: Sequence[float], std: float, scale: float, largest: float
 
     Args:
         terms: numbers that add up to the mean.
-        std: standard deviation.
         scale: power of two by which both were divided.
         largest: largest magnitude of any value; only by rounding could the deviation exceed it.
     """

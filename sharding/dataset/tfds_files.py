@@ -94,11 +94,7 @@ def tfds_paths(manifest: Manifest) -> list[str]:
 def tfds_files(
     manifest: Manifest, shards: Sequence[ShardInfo], names: Mapping[str, Sequence[str]] = NO_NAMES
 ) -> dict[str, bytes]:
-    """Return the metadata files by path; empty if there is a `tfds_obstacle`.
-
-    Args:
-        names: for columns of class ids, the names of the classes.
-    """
+    """Return the metadata files by path; empty if there is a `tfds_obstacle`."""
     if tfds_obstacle(manifest, shards):
         return {}
     features = {feature.name: _feature(manifest, feature, names) for feature in manifest.schema.features}

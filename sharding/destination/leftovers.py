@@ -84,9 +84,6 @@ def remove_empty_folders(storage: Storage, folders: Iterable[str]) -> None:
 def abort_uploads(storage: Storage, mine: Callable[[str], bool] = is_build_file, *, dry_run: bool = False) -> list[str]:
     """Abort the S3 uploads of killed processes, in a folder that nobody else writes to.
 
-    Args:
-        mine: whether a path is one of their files.
-
     Returns:
         The URLs of the uploads; files of these names may exist, written by others.
     """

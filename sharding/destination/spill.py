@@ -112,11 +112,7 @@ class Spill:
         self.storage.write(f"{part:06d}.json", result.encode(), durable=False)
 
     def finished(self, wanted: Bools) -> dict[int, PartSpill]:
-        """Return the parts whose files hold all wanted records, and remove the notes of the others.
-
-        Args:
-            wanted: whether the records of each bucket are wanted, bool [buckets].
-        """
+        """Return the parts whose files hold all wanted records, and remove the notes of the others."""
         names = set(self.storage.list())
         parts = {}
         for note in sorted(name for name in names if name.endswith(".json")):

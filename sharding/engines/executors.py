@@ -150,9 +150,6 @@ def local_executor(workers: int) -> Iterator[Executor]:
 def preload_workers(*places: str, workers: int) -> None:
     """Start the imports that the first processes of `local_executor` would have to wait for.
 
-    Args:
-        places: URLs that they will read and write.
-
     Raises:
         WorkerError: this process may not open as many files as it needs for them.
     """

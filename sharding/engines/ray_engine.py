@@ -66,7 +66,6 @@ def connect(
 
     Args:
         log_to_driver: whether what its workers print appears here.
-        environment: variables of its workers.
 
     Raises:
         StorageError: none answers, or it refuses this program.

@@ -18,7 +18,7 @@ from ringfeed.sharding.dataset.file_names import NAMES
 from ringfeed.sharding.dataset.manifest import Manifest, ShardInfo
 from ringfeed.sharding.dataset.tfds_files import tfds_files, tfds_obstacle
 from ringfeed.sharding.errors import ConfigError
-from ringfeed.sharding.formats.shard_encode import open_encoder
+from ringfeed.sharding.formats import ShardEncoding, open_encoder
 from ringfeed.sharding.schema import Schema, class_names
 
 Names = Mapping[str, Sequence[str]]
@@ -43,7 +43,9 @@ def tfds_shard(batches: Iterable[pa.RecordBatch], schema: Schema, classes: Seque
     """Return the rows of one shard as a TFRecord file."""
     names = named_columns(schema, classes)
     target, sink = _with_ids(schema, names), pa.BufferOutputStream()
-    encoder = open_encoder(sink, target, shard_format="tfrecord", compression="none", layout=None)
+    encoder = open_encoder(
+        sink, ShardEncoding(schema=target, stored=target.arrow, shard_format="tfrecord", compression="none")
+    )
     for batch in batches:
         columns = [
             _ids(column, classes if name == schema.label else names[name]) if name in names else column

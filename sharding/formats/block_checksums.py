@@ -56,8 +56,6 @@ def blocks_match(data: Any, first: int, sums: bytes) -> bool:
 
     Args:
         data: bytes of the blocks, up to the end of a block or of the file.
-        first: number of the first block.
-        sums: checksums of all blocks of the file.
 
     >>> file = bytes(range(256)) * 512
     >>> sums = block_sums(file)

@@ -90,7 +90,6 @@ def decode_examples(
         data: bytes that hold the messages, uint8 [bytes].
         starts: start of each message in `data`, ascending, int64 [records].
         ends: end of each message, int64 [records].
-        names: features to decode; default: all.
         wide: whether to return `Feature.wide_type`s, which columns of more than 2 GiB need.
 
     Returns:

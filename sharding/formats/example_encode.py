@@ -94,7 +94,6 @@ def encode_examples(batch: pa.RecordBatch, schema: Schema, layout: RecordLayout 
     """Encode each row as a `tf.train.Example`; a null becomes an absent feature.
 
     Args:
-        batch: records, in the schema's Arrow types.
         layout: layout from `plan_layout`, for a batch without nulls and without wider integers; or None.
 
     Returns:

@@ -20,10 +20,6 @@ from .example_encode import RecordLayout
 def decode_matrix(messages: UInt8, schema: Schema, layout: RecordLayout) -> pa.RecordBatch:
     """The inverse of `encode_matrix` without margins.
 
-    Args:
-        messages: serialised messages, uint8 [rows, example_bytes].
-        layout: places of these features in the messages.
-
     Returns:
         The rows, in the schema's Arrow types.
     """

@@ -32,7 +32,6 @@ def open_writer(sink: IO[bytes], schema: pa.Schema, first: pa.RecordBatch, compr
     """Open a writer of row groups, which the caller closes.
 
     Args:
-        sink: where the file's bytes go.
         first: rows of the first group, by which dictionaries and compression are chosen for each column.
         compression: codec of the pages, for columns that it makes smaller.
     """
@@ -275,11 +274,7 @@ class RowGroup:
 
 
 def scan_row_groups(data: pa.Buffer) -> Iterator[RowGroup]:
-    """Read every column of every row group and verify each page's checksum.
-
-    Raises:
-        ValueError: the footer is damaged, so that no column can be located.
-    """
+    """Read all columns of all row groups and verify each page's checksum; a ValueError if the footer is damaged."""
     try:
         file = _open(data, check_pages=True)
         names, metadata = file.schema_arrow.names, file.metadata

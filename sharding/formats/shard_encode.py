@@ -11,6 +11,7 @@ from __future__ import annotations
 import zlib
 from base64 import b64decode, b64encode
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import IO, Protocol
 
 import numpy as np
@@ -23,13 +24,26 @@ from ringfeed.sharding.schema import Schema
 from .block_checksums import block_sums
 from .example_encode import RecordLayout, encode_matrix, encode_pieces
 from .parquet import open_writer
-from .parquet_types import stored_schema, to_stored
+from .parquet_types import to_stored
 from .tfrecord import FOOTER_BYTES, HEADER_BYTES, compressor, frame_matrix
 from .tfrecord_write import Frames, frame_pieces
 
 COMPRESSIONS = {"tfrecord": ("none", "gzip", "zlib"), "parquet": ("none", "snappy", "zstd", "lz4", "gzip")}
 
 _SUMS = b"xxh3_64_of_64KiB_blocks"  # key in an index's metadata; the value is base64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardEncoding:
+    """What shapes the bytes of a shard, besides its records."""
+
+    schema: Schema
+    # ``tfrecord`` or ``parquet``. Each block of rows becomes a row group in Parquet; the bytes of a TFRecord file do
+    # not depend on the blocks.
+    shard_format: str
+    compression: str  # one of the format's `COMPRESSIONS`
+    layout: RecordLayout | None = None  # layout that all records of a TFRecord dataset share; None if they share none
+    stored: pa.Schema  # Arrow schema of Parquet shards
 
 
 class ShardEncoder(Protocol):
@@ -51,56 +65,25 @@ def default_compression(shard_format: str) -> str:
     return {"tfrecord": "none", "parquet": "snappy"}[shard_format]
 
 
-def open_encoder(
-    sink: IO[bytes],
-    schema: Schema,
-    *,
-    shard_format: str,
-    compression: str,
-    layout: RecordLayout | None,
-    stored: pa.Schema | None = None,
-) -> ShardEncoder:
-    """Open an encoder of one shard.
-
-    Args:
-        sink: where the file's bytes go.
-        shard_format: ``tfrecord`` or ``parquet``. Each block of rows becomes a row group in Parquet; the bytes of a
-            TFRecord file do not depend on the blocks.
-        compression: one of the format's `COMPRESSIONS`.
-        layout: layout of fixed-layout TFRecord datasets, else None.
-        stored: Arrow schema of Parquet shards; None: the schema that the newest format version has.
-    """
-    if shard_format == "parquet":
-        return _ParquetEncoder(sink, stored_schema(schema) if stored is None else stored, compression)
-    return _TFRecordEncoder(sink, schema, compression, layout)
+def open_encoder(sink: IO[bytes], encoding: ShardEncoding) -> ShardEncoder:
+    """Open an encoder of one shard, whose bytes go to a sink."""
+    return _ParquetEncoder(sink, encoding) if encoding.shard_format == "parquet" else _TFRecordEncoder(sink, encoding)
 
 
-def encode_shard(
-    batch: pa.RecordBatch,
-    schema: Schema,
-    class_ids: Int32,
-    *,
-    shard_format: str,
-    compression: str,
-    layout: RecordLayout | None,
-    stored: pa.Schema | None = None,
-) -> tuple[pa.Buffer, pa.Buffer]:
+def encode_shard(batch: pa.RecordBatch, class_ids: Int32, encoding: ShardEncoding) -> tuple[pa.Buffer, pa.Buffer]:
     """Encode a shard of one block of rows in memory; returns its file and its index."""
     sink = pa.BufferOutputStream()
-    encoder = open_encoder(
-        sink, schema, shard_format=shard_format, compression=compression, layout=layout, stored=stored
-    )
+    encoder = open_encoder(sink, encoding)
     encoder.write(batch, class_ids)
     index = encoder.finish(lambda: block_sums(sink.getvalue()))
     return sink.getvalue(), index
 
 
 class _TFRecordEncoder:
-    def __init__(self, sink: IO[bytes], schema: Schema, compression: str, layout: RecordLayout | None) -> None:
+    def __init__(self, sink: IO[bytes], encoding: ShardEncoding) -> None:
         self._sink = sink
-        self._schema = schema
-        self._compressor: zlib._Compress | None = compressor(compression)
-        self._layout = layout
+        self._schema, self._layout = encoding.schema, encoding.layout
+        self._compressor: zlib._Compress | None = compressor(encoding.compression)
         self._lengths: list[Int64] = []
         self._class_ids: list[Int32] = []
 
@@ -124,10 +107,9 @@ class _TFRecordEncoder:
 
 
 class _ParquetEncoder:
-    def __init__(self, sink: IO[bytes], stored: pa.Schema, compression: str) -> None:
+    def __init__(self, sink: IO[bytes], encoding: ShardEncoding) -> None:
         self._sink = sink
-        self._stored = stored
-        self._compression = compression
+        self._stored, self._compression = encoding.stored, encoding.compression
         self._writer: pq.ParquetWriter | None = None
         self._class_ids: list[Int32] = []
 
@@ -148,7 +130,6 @@ def encode_index(class_ids: Int32, offsets: Int64 | None = None, sums: bytes | N
     """Encode a shard's index.
 
     Args:
-        class_ids: class of each record, int32 [records].
         offsets: boundaries of the frames in a TFRecord file, int64 [records + 1]; None for Parquet.
         sums: checksums of a Parquet file's blocks; None for an index as older versions wrote it.
     """

@@ -25,11 +25,6 @@ _INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "ui
 def class_steps(schema: Schema, label: str | None, names: Sequence[str] = ()) -> list[Step]:
     """The steps that make classes of a label; none if it holds classes already.
 
-    Args:
-        schema: the features after all other steps.
-        label: name of the label among them, or None.
-        names: the names of its numbers, or none.
-
     >>> schema = Schema(features=(Feature(name="x", dtype="uint8"), Feature(name="y", dtype="uint8", shape=(1,))))
     >>> class_steps(schema, "x"), class_steps(schema, "y")
     ([], [MakeClasses(label='y')])

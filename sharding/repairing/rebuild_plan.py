@@ -105,9 +105,6 @@ def plan_generation(
 ) -> Rebuild:
     """Plan the build that would write a generation again.
 
-    Args:
-        earlier: the shards before it, if it depends on them.
-
     Raises:
         SourceError: the source cannot be read, or is another one, as far as counts and columns show.
         ConfigError: the dataset was built with options unknown to this version.

@@ -28,6 +28,7 @@ from ringfeed.sharding.destination.spill import make_spill_folder, open_spill, r
 from ringfeed.sharding.engines.engine import open_engine
 from ringfeed.sharding.engines.executors import run_tasks
 from ringfeed.sharding.errors import CorruptionError
+from ringfeed.sharding.formats import ShardEncoding
 from ringfeed.sharding.progress import Progress, Report, ignore
 from ringfeed.sharding.storage.file_contents import open_decompressed
 from ringfeed.sharding.storage.storage import Storage
@@ -178,12 +179,15 @@ class Rebuilder:
         target = ShardTarget(
             storage=self.folder,
             plan=manifest.all_generations[rebuild.generation].plan,
-            shard_format=manifest.shard_format,
-            compression=manifest.compression,
-            layout=manifest.layout_of(rebuild.generation),
+            encoding=ShardEncoding(
+                schema=plan.source.schema,
+                shard_format=manifest.shard_format,
+                compression=manifest.compression,
+                layout=manifest.layout_of(rebuild.generation),
+                stored=manifest.stored_schema,
+            ),
             block_rows=plan.block_rows,
             names=manifest.names,
-            stored=manifest.stored_schema,
         )
         results: list[ShardResult] = []
         context = BuildContext(options=options, pool=pool, report=self.report)

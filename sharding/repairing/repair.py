@@ -174,11 +174,7 @@ def _is_lease_left(dataset: RecoveredDataset) -> bool:
 
 @contextmanager
 def _held(plan: RepairPlan) -> Iterator[Lease]:
-    """Hold the lease of the dataset.
-
-    Raises:
-        DestinationError: another process writes there, or did since the plan was made.
-    """
+    """Hold the lease; a DestinationError if another process writes there, or did since the plan was made."""
     storage = plan.dataset.storage
     check_no_links(storage)
     storage.check_writable()

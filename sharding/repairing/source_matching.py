@@ -64,7 +64,6 @@ def plan_rebuilds(
 
     Args:
         rebuilder: rebuilds shards; all of them if the shard table is lost.
-        wanted: generations to rebuild, as far as there are sources.
         lost: those of them known to have lost shards; they come first where URLs are equally alike.
         shards: shards to rebuild, by the paths of data file and index; None: all of a generation.
 
@@ -138,7 +137,6 @@ class _Matching:
         """Plan a generation from a source; None if it does not fit.
 
         Args:
-            place: position of the source.
             at_once: whether to rebuild the shards now, because later generations depend on them or nothing else
                 proves them.
         """
@@ -191,9 +189,6 @@ def rebuild_table(
     dataset: RecoveredDataset, originals: Sequence[Original], spill: str | None, report: Report
 ) -> tuple[RecoveredDataset, tuple[Rebuild, ...]]:
     """Rebuild the shard table of a dataset from the rows of rebuilt shards and of the intact generations.
-
-    Args:
-        dataset: the dataset, not proven.
 
     Returns:
         The dataset, proven, and the builds that rebuild its shards.

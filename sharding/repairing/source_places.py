@@ -50,7 +50,6 @@ def find_source_places(
     the place is the number of the function's result.
 
     Args:
-        storage: folder of the dataset.
         trust_code: whether to import and call the functions that `dataset.json` names.
 
     Raises:

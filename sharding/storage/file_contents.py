@@ -44,7 +44,6 @@ def iterate_blocks(
 
     Args:
         size: bytes of the file, if known; up to one block is read in one request.
-        block_bytes: bytes of a block; default: 8 MiB.
 
     Raises:
         FileNotFoundError: the file does not exist.
@@ -74,7 +73,6 @@ def digest_file(
 
     Args:
         most: stop after the block in which more than so many bytes are read; None: read to the end.
-        block_bytes: bytes to read at a time; default: 8 MiB.
     """
     digest, read = Checksum(), 0
     try:

@@ -55,10 +55,6 @@ class RetryPolicy:
     def pause_seconds(self, attempt: int, draw: float) -> float:
         """Return the pause after a failed attempt.
 
-        Args:
-            attempt: number of the attempt, from 1 on.
-            draw: random number, uniform in [0, 1).
-
         >>> policy = RetryPolicy(base_seconds=0.2, cap_seconds=1)
         >>> [policy.pause_seconds(attempt, 0.5) for attempt in (1, 2, 3, 4, 2000)]
         [0.1, 0.2, 0.4, 0.5, 0.5]
@@ -81,7 +77,6 @@ def retry(
     Args:
         transient: whether an error is transient; `is_transient` by default.
         about: returns a description of the failure for the log.
-        draw: returns a random number, uniform in [0, 1).
 
     Raises:
         RetriesExhaustedError: all attempts failed.

@@ -67,7 +67,6 @@ class RangeReader(_Reader):
 
     Args:
         read_range: returns the bytes [start, end), a nonempty range within the file.
-        size: size of the file in bytes.
 
     >>> file = RangeReader(lambda start, end: b"0123456789"[start:end], 10)
     >>> file.seek(-3, io.SEEK_END), file.read(2), file.read(), file.read()

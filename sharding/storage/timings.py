@@ -38,9 +38,5 @@ class StoreTimings:
     check_seconds: float = 5.0
 
     def request_limit_seconds(self, size: int) -> float:
-        """Return how long to wait at most for a request: by default 5 minutes, and 8 s for each MiB.
-
-        Args:
-            size: bytes that the request moves.
-        """
+        """Return how long to wait at most for a request: by default 5 minutes, and 8 s for each MiB."""
         return self.request_seconds + size / self.request_bytes_per_second

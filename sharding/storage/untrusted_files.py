@@ -60,9 +60,6 @@ def guarded(url: str, what: str, *, error: type[RingfeedError] = ConfigError, pr
 def open_untrusted(url: str, what: str = "file") -> Iterator[BinaryIO]:
     """Open a file to read at random; a local one is not read as a whole, a remote one is.
 
-    Args:
-        what: what it is, for errors.
-
     Raises:
         ConfigError: there is no such file.
         StorageError: it is a folder, a FIFO, a socket or a device, or the store refuses.

@@ -30,7 +30,6 @@ def locate_damage(
     """Describe the damage of a shard's data file or index whose checksum is wrong.
 
     Args:
-        measured: size and checksum that the file has now.
         other_intact: whether the other file of the shard is intact, so that it can be used.
     """
     sizes = measured.bytes, shard.files[path].bytes

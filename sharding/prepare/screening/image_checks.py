@@ -31,9 +31,6 @@ def image_columns(source: Source, *, stored: bool = False) -> tuple[str, ...]:
 def check_images(source: Source, part: Part, drafts: pa.RecordBatch, first: int) -> None:
     """Refuse damaged images among drafts, and images of a list that have no path.
 
-    Args:
-        first: position of the first of them in the part.
-
     Raises:
         SourceError: an image is damaged or has no path; the message shows the first.
     """

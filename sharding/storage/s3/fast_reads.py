@@ -43,9 +43,6 @@ _pids: set[int] = set()  # processes that used obstore, whose threads a fork lac
 def read_object(fs: fsspec.AbstractFileSystem, path: str, span: tuple[int, int] | None = None) -> pa.Buffer | None:
     """Read an object, or a byte range of it.
 
-    Args:
-        span: half-open range of bytes, or None for all.
-
     Returns:
         The bytes, or None if s3fs has to read them.
     """
@@ -63,9 +60,6 @@ def read_object(fs: fsspec.AbstractFileSystem, path: str, span: tuple[int, int] 
 
 def copy_object(fs: fsspec.AbstractFileSystem, path: str, take: Callable[[Any], None]) -> bool:
     """Pass on an object piece by piece as it arrives.
-
-    Args:
-        take: called with each piece.
 
     Returns:
         False if s3fs has to read the object, from its start.
