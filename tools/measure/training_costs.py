@@ -15,8 +15,8 @@ import numpy as np
 from ringfeed.pipeline import Loader
 
 from .costs import Costs, StepCosts
-from .training_trials import Workload
-from .trial import repeat, time_calls
+from .training_trials import Workload, guarded_step, try_transform
+from .trial import time_calls
 
 _LEAST_CALLS = 8
 _SMALLER = 4  # a step is also measured on a batch so many times smaller
@@ -26,19 +26,20 @@ _ON_CORES = 0.6  # processor seconds a second from which on a step counts as one
 def with_training(
     loader: Loader, workload: Workload, costs: Costs, seconds: float, report: Callable[[str], None]
 ) -> Costs:
-    """Costs with those of a transform and a step."""
+    """Costs with those of a transform and a step.
+
+    Raises:
+        ConfigError: one of them fails.
+    """
     batch = next(iter(loader.epoch(0)))
-    transform = 0.0
-    if workload.transform is not None:
-        report(f"{workload.transform_name} alone")
-        repeated = iter(workload.repeat_transform(batch))
-        trial = repeat(lambda: next(repeated), loader.local_batch_size, seconds / 2)
-        transform = trial.cpu_seconds / trial.samples
-        del repeated  # it transforms ahead
+    trial = try_transform(workload, batch, seconds / 2, report)
+    if trial is not None:
         batch = next(iter(workload.batches(0)))
+        costs = replace(costs, transform_seconds=trial.cpu_seconds / trial.samples)
     report(f"{workload.step_name} alone")
-    step = _time_step(workload.step, batch, loader.local_batch_size, seconds / 3)
-    return replace(costs, transform_seconds=transform, step=_with_fixed_share(step, workload.step, batch, seconds / 6))
+    call = guarded_step(workload)
+    step = _time_step(call, batch, loader.local_batch_size, seconds / 3)
+    return replace(costs, step=_with_fixed_share(step, call, batch, seconds / 6))
 
 
 def _time_step(step: Callable[[Any], Any], batch: Any, samples: int, seconds: float) -> StepCosts:

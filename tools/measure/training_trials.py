@@ -110,13 +110,7 @@ def try_training(
         ConfigError: the transform or the step fails.
     """
     batch_size = workload.loader.local_batch_size
-    transform = None
-    if workload.transform is not None:
-        report(f"{workload.transform_name} alone")
-        with _blaming(workload.transform_name):
-            repeated = iter(workload.repeat_transform(first))
-            transform = repeat(lambda: next(repeated), batch_size, seconds * _SHARES["transform"])
-            del repeated  # it transforms ahead
+    transform = try_transform(workload, first, seconds * _SHARES["transform"], report)
     batches, fast = _endless(workload), None
     if workload.transform is not None:
         report(f"the loader with {workload.transform_name}")
@@ -132,6 +126,20 @@ def try_training(
         transform=transform, input=fast, step=step, together=together, lock_held=lock.held,
         transform_name=workload.transform_name, step_name=workload.step_name,
     )  # fmt: skip
+
+
+def try_transform(workload: Workload, batch: Any, seconds: float, report: Callable[[str], None]) -> Trial | None:
+    """Transform a batch held in memory again and again; None without a transform.
+
+    Raises:
+        ConfigError: the transform fails.
+    """
+    if workload.transform is None:
+        return None
+    report(f"{workload.transform_name} alone")
+    with _blaming(workload.transform_name):
+        repeated = iter(workload.repeat_transform(batch))
+        return repeat(lambda: next(repeated), workload.loader.local_batch_size, seconds)
 
 
 def guarded_step(workload: Workload) -> Callable[[Any], None]:

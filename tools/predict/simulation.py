@@ -18,11 +18,6 @@ from .setup import Prices, Setup
 _MUCH_MORE = 1.25  # times the dataset: at cuts between ranks, indexes and row groups are read twice
 _BOUND = 0.05  # share of an epoch, as in the profiler's verdict
 
-_HEADER = (
-    "ranks", "hosts", "batch", "streams", "samples/s", "epoch", "first batch", "input wait", "memory/rank", "fetched",
-    "requests", "cache hits", "cores",
-)  # fmt: skip
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochFigures:
@@ -162,31 +157,37 @@ class Simulation:
 
 def table_of(simulations: Sequence[Simulation]) -> tuple[list[str], list[list[str]]]:
     """Return header and rows of a table with a row for each epoch of each simulation."""
-    several = any(len(each.epochs) > 1 for each in simulations)
-    priced = any(each.cost for each in simulations)
-    ranged = any(epoch.seconds_between for each in simulations for epoch in each.epochs)
-    header = [*_HEADER[:4], *(["epoch no."] if several else []), *_HEADER[4:6], *(["between"] if ranged else [])]
-    header += [*_HEADER[6:], *(["cost, all"] if priced else [])]
-    rows = []
-    for each in simulations:
-        setup = each.setup
-        for number, epoch in enumerate(each.epochs):
-            row = [f"{setup.ranks:,}", f"{setup.hosts:,}", f"{setup.batch_size:,}", f"{each.streams:,}"]
-            row += [str(number)] if several else []
-            hit_share = epoch.hit_share
-            row += [f"{epoch.samples_per_second:,.0f}", human_seconds(epoch.seconds)]
-            row += [" - ".join(map(human_seconds, epoch.seconds_between or ()))] if ranged else []
-            row += [
-                human_seconds(epoch.first_batch_seconds),
-                f"{epoch.input_share:.0%}",
-                human_bytes(epoch.memory_bytes),
-                human_bytes(epoch.fetched_bytes),
-                f"{epoch.requests:,}",
-                "" if hit_share is None else f"{hit_share:.0%}",
-                f"{epoch.core_share:.0%}",
-            ]
-            rows.append([*row, f"{each.cost:,.4g}"] if priced else row)
-    return header, rows
+    rows = [_row(each, number, epoch) for each in simulations for number, epoch in enumerate(each.epochs)]
+    is_shown = {
+        "epoch no.": any(len(each.epochs) > 1 for each in simulations),
+        "between": any(epoch.seconds_between for each in simulations for epoch in each.epochs),
+        "cost, all": any(each.cost for each in simulations),
+    }
+    header = [name for name in rows[0] if is_shown.get(name, True)]
+    return header, [[row[name] for name in header] for row in rows]
+
+
+def _row(simulation: Simulation, number: int, epoch: EpochFigures) -> dict[str, str]:
+    """The cells of an epoch, by column."""
+    setup = simulation.setup
+    return {
+        "ranks": f"{setup.ranks:,}",
+        "hosts": f"{setup.hosts:,}",
+        "batch": f"{setup.batch_size:,}",
+        "streams": f"{simulation.streams:,}",
+        "epoch no.": f"{number}",
+        "samples/s": f"{epoch.samples_per_second:,.0f}",
+        "epoch": human_seconds(epoch.seconds),
+        "between": " - ".join(map(human_seconds, epoch.seconds_between or ())),
+        "first batch": human_seconds(epoch.first_batch_seconds),
+        "input wait": f"{epoch.input_share:.0%}",
+        "memory/rank": human_bytes(epoch.memory_bytes),
+        "fetched": human_bytes(epoch.fetched_bytes),
+        "requests": f"{epoch.requests:,}",
+        "cache hits": "" if epoch.hit_share is None else f"{epoch.hit_share:.0%}",
+        "cores": f"{epoch.core_share:.0%}",
+        "cost, all": f"{simulation.cost:,.4g}",
+    }
 
 
 def advice_on(simulations: Sequence[Simulation]) -> list[str]:

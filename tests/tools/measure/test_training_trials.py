@@ -139,6 +139,8 @@ def test_mistakes_are_one_line(dataset: str, tmp_path: Path, monkeypatch: pytest
         error = capfd.readouterr().err.strip().splitlines()[-1]
         assert error.startswith("ringfeed: error: ")
         assert message in error
+    assert main(["simulate", *command[1:], "--step", "mine:bad_step"]) == 1
+    assert f"{tmp_path}/mine.py:2: ValueError: no such layer (in mine:bad_step)" in capfd.readouterr().err
     with pytest.raises(ConfigError, match="transform is measured with a step"):
         profile(dataset, batch_size=BATCH, transform=slow_transform)
 
