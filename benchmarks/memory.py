@@ -1,4 +1,5 @@
-"""Memory of a build that is told how much it may take: of 1 x, 4 x and 16 x of data, with one worker and with two.
+"""Memory of a build that is told how much it may take, with one worker and with two, and of an epoch of the loader: of
+1 x, 4 x and 16 x of data.
 
 What is measured is the proportional set size (PSS) of the command and all processes that it starts, together, every 20
 ms, from `/proc/PID/smaps_rollup`: a page that several of them hold counts once, mapped files count as far as they are
@@ -19,11 +20,22 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from parts import process_tree
 
+from ringfeed.sharding import BuildOptions, build, open_dataset
+
 BOUND_MIB = 512
 SHARD_MIB = 32  # each is put together in memory; so many of them as there is data
 FACTORS = (1, 4, 16)
 _GROUP_ROWS, _GROUPS = 1 << 16, 16  # of 1 x: 1 M rows of 32 float32, 136 MiB
 _WIDTH, _CLASSES = 32, 10
+LOADER_SHARD_MIB, STREAMS, PREFETCH_MIB = 8, 4, 16  # the last is that of `Loader.numpy_epoch`
+_READ = """
+import sys
+from ringfeed.pipeline import Loader
+how, url = sys.argv[1:]
+loader = Loader(url, batch_size=256, streams=4, prefetch_bytes=4 * 10 << 20)
+for _ in loader.numpy_epoch(0) if how == "read" else ():
+    pass
+"""
 
 
 def run(folder: Path, rounds: int) -> list[tuple[str, list[float], float]]:
@@ -77,3 +89,40 @@ def peak_mib(command: Sequence[str | Path]) -> tuple[float, float]:
     if process.returncode:
         raise SystemExit(f"{Path(command[0]).name} ended with {process.returncode}")
     return peak[0], peak[1]
+
+
+def run_loader(folder: Path, rounds: int) -> list[tuple[str, list[float], float]]:
+    """Ratios of what is allowed to the most that was taken: at least 1, and alike for each size of data.
+
+    What is allowed is what a process takes that has opened the dataset and read nothing, and for each stream three
+    windows (one open, one ahead, one being let go), as file and as columns, and what is prefetched twice.
+    """
+    lines = []
+    for factor in FACTORS:
+        source = folder / f"memory-{factor}.parquet"
+        write(source, factor)
+        for shard_format in ("tfrecord", "parquet"):
+            url = str(folder / "loader-memory")
+            options = BuildOptions(
+                source=str(source),
+                destination=url,
+                label="label",
+                shard_format=shard_format,
+                shard_bytes=LOADER_SHARD_MIB << 20,
+            )
+            build(options)
+            shard_mib = max(shard.bytes for shard in open_dataset(url).shards) / (1 << 20)
+            windows = STREAMS * 3 * 2 * shard_mib
+            base, _ = peak_mib([sys.executable, "-c", _READ, "open", url])
+            ratios = []
+            for _ in range(rounds):
+                peak, anonymous = peak_mib([sys.executable, "-c", _READ, "read", url])
+                ratios.append((base + windows + 2 * PREFETCH_MIB) / peak)
+                print(
+                    f"  {shard_format}, {source.stat().st_size >> 20:,} MiB: {peak:,.0f} MiB at most, "
+                    f"{anonymous:,.0f} of it anonymous; before reading {base:,.0f}"
+                )
+            lines.append((f"{shard_format}, {factor} x: allowed, over the most taken", ratios, 1.0))
+            shutil.rmtree(url)
+        source.unlink()
+    return lines

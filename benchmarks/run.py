@@ -60,7 +60,7 @@ BENCHMARKS = {
     "next-epoch": Benchmark("epoch_start:run", "the first batch of the next epoch"),
     "geometries": Benchmark("large_records:run_geometries", "cold shards and records of many sizes"),
     "memory": Benchmark("memory:run", "peak memory of a build"),
-    "loader-memory": Benchmark("loader_memory:run", "peak memory of an epoch"),
+    "loader-memory": Benchmark("memory:run_loader", "peak memory of an epoch"),
     "optimizers": Benchmark("train.optimizers:run", "updates of many small variables"),
     "planner": Benchmark("planner:run", "plans for 10^9 records"),
     "first-batch": Benchmark("resuming:run", "the first batch of 10^9 records"),
@@ -69,7 +69,7 @@ BENCHMARKS = {
     "simulation": Benchmark("simulation:run", "predicted beside measured epochs", "needs Horovod"),
     "dlio": Benchmark("dlio:run", "MLPerf Storage by DLIO", "writes gigabytes"),
     "step-cost": Benchmark("train.step_cost:run", "CPU time of a training step", "needs Horovod"),
-    "start": Benchmark("train.start:run", "CPU time to the end of the first step", "takes minutes"),
+    "start": Benchmark("train.step_cost:run_start", "CPU time to the end of the first step", "takes minutes"),
     "gpu": Benchmark("gpu:run", "ResNet-50 in PyTorch on a GPU", "needs PyTorch and a CUDA device"),
 }
 

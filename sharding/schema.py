@@ -355,8 +355,7 @@ class Schema:
     def only(self, names: Iterable[str]) -> Schema:
         """The features in `names`, in the schema's order; the label is kept if it is among them."""
         wanted = set(names)
-        kept = tuple(feature for feature in self.features if feature.name in wanted)
-        return Schema(features=kept, label=self.label if self.label in wanted else None)
+        return self.select([name for name in self.names if name in wanted])
 
     @property
     def arrow(self) -> pa.Schema:

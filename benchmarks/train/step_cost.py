@@ -10,6 +10,7 @@ The wait for input is that of a run with the loader.
 from __future__ import annotations
 
 import json
+import resource
 import subprocess
 import sys
 import time
@@ -25,7 +26,7 @@ import tensorflow as tf
 
 from ringfeed.pipeline import Loader
 from ringfeed.sharding import build
-from ringfeed.training.config.config_file import parse_config
+from ringfeed.training.config.config_file import parse_config, to_tree
 from ringfeed.training.config.train_config import TrainConfig
 from ringfeed.training.ring.ring import Ring, SoloRing
 from ringfeed.training.run.trainer import Trainer
@@ -161,3 +162,32 @@ def _input_wait(url: str) -> tuple[str, list[float], float]:
     shares = [1 - entry["input_wait_fraction"] for entry in entries]
     headroom = sum(entry["seconds"] for entry in entries) / 3 / read
     return f"share of a run without wait for input, where the loader alone is {headroom:.1f} x as fast", shares, 0.99
+
+
+def run_start(folder: Path, rounds: int) -> list[tuple[str, list[float], float]]:
+    """The CPU time of `import tensorflow` over that of a run of `ringfeed train` to the end of its first step, in turn.
+
+    Of each, the whole process counts, with its end.
+    """
+    config = replace(configuration(write_dataset(folder), "adam", HIDDEN["two layers"]), max_steps=1)
+    file = folder / "start.yaml"
+    file.write_text(json.dumps(to_tree(config)))
+    commands = {
+        "import tensorflow": [sys.executable, "-c", "import tensorflow"],
+        "ringfeed train": [str(Path(sys.executable).parent / "ringfeed"), "train", "--config", str(file)],
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in commands}
+    for _ in range(rounds):
+        for name, command in commands.items():
+            seconds[name].append(_child_cpu_seconds(command))
+    for name, found in seconds.items():
+        print(f"  {name}: {np.median(found):.2f} s of CPU", flush=True)
+    ratios = [alone / start for alone, start in zip(*seconds.values(), strict=True)]
+    return [("import tensorflow / start of ringfeed train and its first step", ratios, 0.0)]
+
+
+def _child_cpu_seconds(command: list[str]) -> float:
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, check=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime

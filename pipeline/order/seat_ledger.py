@@ -6,6 +6,7 @@ Tested in tests/pipeline/order/test_passes.py.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable
 
 import numpy as np
@@ -65,16 +66,8 @@ class SeatLedger:
 
     def epoch_where(self, is_later: Callable[[Int64], bool], epoch: int) -> int:
         """Return the last epoch, up to one, before which the seats are not yet `is_later`, which never turns false."""
-        low, high = 0, epoch
-        while low < high:
-            middle = (low + high + 1) // 2
-            low, high = (low, middle - 1) if is_later(self.before(middle)) else (middle, high)
-        return low
+        return bisect_left(range(1, epoch + 1), True, key=lambda each: is_later(self.before(each)))
 
     def step_where(self, is_later: Callable[[Int64], bool], epoch: int, stop: int) -> int:
         """Return the last step of an epoch, below `stop`, before which the seats are not yet `is_later`."""
-        low, high = 0, stop - 1
-        while low < high:
-            middle = (low + high + 1) // 2
-            low, high = (low, middle - 1) if is_later(self.before(epoch, middle)) else (middle, high)
-        return low
+        return bisect_left(range(1, stop), True, key=lambda step: is_later(self.before(epoch, step)))

@@ -20,8 +20,9 @@ from ringfeed.sharding.compute.batches import BATCH_BYTES, BATCH_ROWS, copy_batc
 from ringfeed.sharding.compute.keyed_random import derive_key
 from ringfeed.sharding.errors import ConfigError, SourceError
 from ringfeed.sharding.messages import brief, closest
-from ringfeed.sharding.schema import Feature, Schema
+from ringfeed.sharding.schema import Schema
 from ringfeed.sharding.sources.base import Part, RecordSource, Reject, fail_on_bad
+from ringfeed.sharding.sources.tables.table_schemas import feature_of
 from ringfeed.sharding.sources.user_code import code_hash, describe_error
 
 from .python_values import RecordTypes, column_of_values, copy_value, entries_of
@@ -70,7 +71,7 @@ class IterableSource(RecordSource):
             types, count = inferred.schema(), inferred.records
         elif inferred.records:
             raise SourceError(f"{url} returned both dicts and Arrow batches; return records of one kind")
-        left_out = tuple(field.name for field in types if not (wanted(field.name) or _has_feature(field)))
+        left_out = tuple(field.name for field in types if not (wanted(field.name) or feature_of(field)))
         if left_out and len(left_out) == len(types):
             raise ConfigError(f"{url}: no column is left; leave fewer out")
         return cls(
@@ -179,14 +180,6 @@ def _weigh(value: Any) -> int:
     if not isinstance(value, (list, tuple, np.ndarray)):
         return 8
     return sum(map(_weigh, value)) if len(value) and isinstance(value[0], _SIZED) else 8 * len(value)
-
-
-def _has_feature(field: pa.Field) -> bool:
-    try:
-        Feature.from_arrow(field)
-    except SourceError:
-        return False
-    return True
 
 
 def _check_sound(url: str, batch: pa.RecordBatch | pa.Table, count: int) -> None:

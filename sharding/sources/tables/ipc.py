@@ -35,8 +35,8 @@ _FILE_END, _FOOTER_LENGTH = 10, 4  # the length of the footer and the magic byte
 class IpcSource(TableSource):
     """A source of Arrow IPC files and streams. Both are named ``.arrow``; their first bytes tell which they are.
 
-    A part is a run of a file's record batches, with the pieces (first, end, records); or a whole stream, which has no
-    footer to find them in.
+    A part is a run of a file's record batches as one block, with its bounds; or a whole stream, which has no footer to
+    find them in, and no pieces.
     """
 
     kind: ClassVar[str] = "Arrow IPC"
@@ -54,29 +54,34 @@ class IpcSource(TableSource):
             batches = reader.num_record_batches
             schema = _schema(reader.schema, lambda: get_batch(0) if batches else None)
             if file.bytes <= part_limits(sizes)[1]:
-                return schema, [Part(path=file.url, pieces=(0, batches, _count_rows(reader)))] if batches else []
+                return schema, [Part(path=file.url, pieces=(((0, batches), _count_rows(reader)),))] if batches else []
         with open_table(file.url, "Arrow IPC", mapped=True) as source:  # the footer lacks the batches' lengths
             rows = [_read_claims(source, block).rows for block in _blocks(source)[1]]
         stored_bytes = [file.bytes // batches] * batches
         return schema, [
-            Part(path=file.url, pieces=(start, stop, sum(rows[start:stop])), first_record=first)
+            Part(path=file.url, pieces=(((start, stop), sum(rows[start:stop])),), first_record=first)
             for start, stop, first in group_blocks(rows, stored_bytes, sizes)
         ]
 
     def count(self, part: Part) -> int:
         """Return the number of records; for a stream, read its narrowest column to count them."""
         if part.pieces:
-            return int(part.pieces[2])
+            return TableSource.count(self, part)
         with _open_stream(part.path, None) as stream:
             narrowest = _narrowest(stream.schema)
         with _open_stream(part.path, narrowest) as stream:
             return sum(batch.num_rows for batch in stream)
 
+    def blocks(self, part: Part) -> Iterator[tuple[Part, int]]:
+        """Yield the whole part."""
+        yield part, self.count(part)
+
     def read(self, part: Part, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Read the record batches as they were written."""
         if part.pieces:
             with _open_file(part.path, columns) as (_, get_batch):
-                yield from _plain_slices(map(get_batch, range(*part.pieces[:2])))
+                ((bounds, _),) = part.pieces
+                yield from _plain_slices(map(get_batch, range(*bounds)))
         else:
             with _open_stream(part.path, columns) as stream:
                 yield from _plain_slices(stream)

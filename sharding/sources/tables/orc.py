@@ -27,7 +27,7 @@ _STATISTICS, _SUMS = 7, ((4, 3), (8, 1))  # Footer.statistics, and the sums of l
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrcSource(TableSource):
-    """A source of ORC files; a part is a run of stripes, with the pieces (first, end, records)."""
+    """A source of ORC files; a part is a run of stripes."""
 
     kind: ClassVar[str] = "ORC"
     suffixes: ClassVar[tuple[str, ...]] = (".orc",)
@@ -47,30 +47,18 @@ class OrcSource(TableSource):
             row_bytes = fixed_bytes + _text_bytes(reader.reader.serialized_file_tail()) // max(reader.nrows, 1)
             for records, stored in zip(rows, stored_bytes, strict=True):
                 check_held(file.url, "stripe", stored, records * row_bytes)
+            blocks = tuple(enumerate(rows))
             return plain_schema(reader.schema), [
-                Part(path=file.url, pieces=(start, stop, sum(rows[start:stop])), first_record=first)
+                Part(path=file.url, pieces=blocks[start:stop], first_record=first)
                 for start, stop, first in group_blocks(rows, stored_bytes, sizes)
             ]
 
-    def count(self, part: Part) -> int:
-        return int(part.pieces[2])
-
-    def blocks(self, part: Part) -> Iterator[tuple[Part, int]]:
-        """Yield the stripes."""
-        first, (start, stop, _) = part.first_record, part.pieces
-        with _open(part.path) as reader:
-            rows, _ = _stripes(reader.reader.serialized_file_tail())
-        for stripe, records in enumerate(rows[start:stop], start):
-            yield Part(path=part.path, pieces=(stripe, stripe + 1, records), first_record=first), records
-            first += records
-
     def read(self, part: Part, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Read each stripe as a batch, the least that Arrow reads."""
-        first, end, _ = part.pieces
         with _open(part.path) as reader:
             names = list(columns) or reader.schema.names[:1]  # without columns, Arrow reads no rows
             _, sizes = _stripes(reader.reader.serialized_file_tail())
-            for stripe in range(first, end):
+            for stripe, _ in part.pieces:
                 with bounded_memory(part.path, "stripe", sizes[stripe]):  # its statistics may lie
                     batch = _read_stripe(reader, stripe, names, part.path)
                 yield check_batch(batch)

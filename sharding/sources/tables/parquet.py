@@ -47,8 +47,9 @@ class ParquetSource(TableSource):
                 raise pa.ArrowInvalid(
                     f"its footer counts {parquet.metadata.num_rows} rows, and {sum(rows)} in its row groups"
                 )
+            blocks = tuple(enumerate(rows))
             parts = [
-                Part(path=file.url, pieces=tuple(range(start, stop)), first_record=first)
+                Part(path=file.url, pieces=blocks[start:stop], first_record=first)
                 for start, stop, first in group_blocks(rows, stored_bytes, sizes)
             ]
             return mark_categories(_schema(parquet), lambda names: _first_record(parquet, file, names)), parts
@@ -68,27 +69,12 @@ class ParquetSource(TableSource):
                 anew[url] = _schema(parquet)
         return [(url, anew.get(url, schema)) for url, schema in schemas], unit
 
-    def count(self, part: Part) -> int:
-        """Return the number of records, from the footer."""
-        with _open(part.path) as parquet:
-            return sum(parquet.metadata.row_group(group).num_rows for group in part.pieces)
-
-    def blocks(self, part: Part) -> Iterator[tuple[Part, int]]:
-        """Yield the row groups."""
-        first = part.first_record
-        with _open(part.path) as parquet:
-            rows = [parquet.metadata.row_group(group).num_rows for group in part.pieces]
-        for group, records in zip(part.pieces, rows, strict=True):
-            yield Part(path=part.path, pieces=(group,), first_record=first), records
-            first += records
-
     def read(self, part: Part, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Read batches of about `BATCH_BYTES`, or of fewer records where long values repeat."""
         with _opener(part.path, unit=self.unit) as (opened, file_bytes):
-            parquet = opened([])
-            rows = batch_rows_within(parquet, part.pieces, columns, BATCH_ROWS, BATCH_BYTES)
-            expected = sum(parquet.metadata.row_group(group).num_rows for group in part.pieces)
-            for batch in read_row_groups(opened, part.path, file_bytes, part.pieces, columns, rows):
+            groups, expected = [group for group, _ in part.pieces], self.count(part)
+            rows = batch_rows_within(opened([]), groups, columns, BATCH_ROWS, BATCH_BYTES)
+            for batch in read_row_groups(opened, part.path, file_bytes, groups, columns, rows):
                 expected -= batch.num_rows
                 yield check_batch(batch)
             if expected and columns:
@@ -97,8 +83,9 @@ class ParquetSource(TableSource):
     def head(self, part: Part, columns: Sequence[str], records: int) -> Iterator[pa.RecordBatch]:
         """Read the first pages of the first row group; fewer records if they are large."""
         with _opener(part.path, ahead=False, unit=self.unit) as (opened, file_bytes):
-            records = batch_rows_within(opened([]), part.pieces[:1], columns, records, BATCH_BYTES)
-            batches = read_row_groups(opened, part.path, file_bytes, part.pieces[:1], columns, records)
+            first = [group for group, _ in part.pieces[:1]]
+            records = batch_rows_within(opened([]), first, columns, records, BATCH_BYTES)
+            batches = read_row_groups(opened, part.path, file_bytes, first, columns, records)
             yield from map(check_batch, batches)
 
 

@@ -60,7 +60,10 @@ def _suggest_skipping() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableSource(RecordSource):
-    """A source of tables united by the names of their columns; folder names may hold partition keys, more columns."""
+    """A source of tables united by the names of their columns; folder names may hold partition keys, more columns.
+
+    The pieces of a part are its blocks, which damage makes unreadable as a whole, each with the number of its records.
+    """
 
     kind: ClassVar[str]  # name of the format, for messages
     reads_fields: ClassVar[bool] = False  # whether `read` takes the dotted name of a struct's field
@@ -91,16 +94,19 @@ class TableSource(RecordSource):
         return list(schemas), "ns"
 
     @abstractmethod
-    def count(self, part: Part) -> int:
-        """Return the number of records of a part."""
-
-    @abstractmethod
     def read(self, part: Part, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Read columns of a part, in any order, in batches of any size."""
 
+    def count(self, part: Part) -> int:
+        """Return the number of records of a part."""
+        return sum(records for _, records in part.pieces)
+
     def blocks(self, part: Part) -> Iterator[tuple[Part, int]]:
-        """Yield the blocks that damage makes unreadable as a whole, with their records; default: the whole part."""
-        yield part, self.count(part)
+        """Yield the blocks that damage makes unreadable as a whole, with their records."""
+        first = part.first_record
+        for block, records in part.pieces:
+            yield Part(path=part.path, pieces=((block, records),), first_record=first), records
+            first += records
 
     def head(self, part: Part, columns: Sequence[str], records: int) -> Iterator[pa.RecordBatch]:
         """Read the first records, as `read` does, and as little else as the format allows; fewer if they are large."""

@@ -69,7 +69,7 @@ class CsvSource(TextSource):
             declared_arrow_type(feature)
         inferred = infer_types(files, headers, label, options)
         if options.dialect.header == "auto":
-            check_header(files[0].url, headers[0], inferred.types)
+            check_header(headers[0], inferred.types)
         declared = inferred.signed | dict(options.declared)
         features = Schema.from_arrow(inferred.types, label).features
         return cls(
@@ -115,6 +115,7 @@ class CsvSource(TextSource):
         self, part: Part, blocks: Iterable[Block], columns: Sequence[str] | None, reject: Reject
     ) -> Iterator[pa.RecordBatch]:
         header = Header(
+            path=part.path,
             names=self.orders.get(part.path, tuple(self.types.names)),
             delimiter=self.dialect.delimiter_of(part.path),
             start=0,
@@ -124,7 +125,7 @@ class CsvSource(TextSource):
         )
         types = dict(zip(self.types.names, self.types.types, strict=True))
         for block in blocks:
-            rows = parse_block(part.path, header, block, types, columns, reject)
+            rows = parse_block(header, block, types, columns, reject)
             table = self._cast(part.path, rows, reject) if self.declared else rows.table
             yield from table.combine_chunks().to_batches(max_chunksize=BATCH_ROWS)
 

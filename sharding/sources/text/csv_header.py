@@ -64,6 +64,7 @@ def read_header(
     names = list(dialect.columns) or own
     _check_names(path, names)
     return Header(
+        path=path,
         names=tuple(names),
         delimiter=delimiter,
         start=block.start + stop,
@@ -101,11 +102,10 @@ def _fields(path: str, data: bytes, delimiter: str) -> list[str]:
     return list(pacsv.read_csv(pa.BufferReader(data + b"\n"), read_options=read, parse_options=parse).column_names)
 
 
-def check_header(path: str, header: Header, types: pa.Schema) -> None:
+def check_header(header: Header, types: pa.Schema) -> None:
     """Report a first line that may be a record.
 
     Args:
-        path: path or URL of the file.
         types: types of the columns, inferred from the other lines.
 
     Raises:
@@ -121,25 +121,25 @@ def check_header(path: str, header: Header, types: pa.Schema) -> None:
     )
     shown = listed(fields, _SHOWN)
     if holds_only_numbers(fields):
-        raise SourceError(f"{path}: its first line holds only numbers, as a record would ({shown}); {remedy}")
+        raise SourceError(f"{header.path}: its first line holds only numbers, as a record would ({shown}); {remedy}")
     if not fields[0] and counts_columns(fields[1:]):
         return  # a table of pandas with its index
     typed = {field.name for field in types if field.type != pa.string()}
     telling = [
         field for field, name in zip(fields, header.names, strict=True) if name in typed and field not in MISSING
     ]
-    if telling and _fits(path, header, types):
+    if telling and _fits(header, types):
         _logger.warning(
-            "%s: its first line may be a record: %s fit the types of their columns; %s", path, shown, remedy
+            "%s: its first line may be a record: %s fit the types of their columns; %s", header.path, shown, remedy
         )
 
 
-def _fits(path: str, header: Header, types: pa.Schema) -> bool:
+def _fits(header: Header, types: pa.Schema) -> bool:
     """Whether the first line has values of the columns' types."""
     block = Block(data=header.record + b"\n", start=0, line=1, final=False, multiline=True)
     known = dict(zip(types.names, types.types, strict=True))
     try:
-        return bool(parse_block(path, header, block, known, None, fail_on_bad).table.num_rows)
+        return bool(parse_block(header, block, known, None, fail_on_bad).table.num_rows)
     except SourceError:
         return False
 

@@ -36,6 +36,7 @@ _TRUE, _FALSE = ["true", "True", "TRUE"], ["false", "False", "FALSE"]  # 1 and 0
 class Header:
     """How to read a file."""
 
+    path: str  # path or URL of the file
     names: tuple[str, ...]
     delimiter: str  # separator of fields
     start: int  # offset of the first record
@@ -64,7 +65,6 @@ class Rows:
 
 
 def parse_block(
-    path: str,
     header: Header,
     block: Block,
     types: Mapping[str, pa.DataType],
@@ -74,7 +74,6 @@ def parse_block(
     """Parse the records of a block.
 
     Args:
-        path: path or URL of the file.
         types: known types of columns, by name; others are inferred from this block alone.
         columns: names of the columns to convert; None: all.
         reject: called with each record that is not UTF-8, or has too few or too many fields.
@@ -82,9 +81,9 @@ def parse_block(
     Raises:
         SourceError: a quoted field has no end, or a value does not fit its type (the file changed).
     """
-    data, lines = _utf8(path, block, header.delimiter, reject)
+    data, lines = _utf8(header.path, block, header.delimiter, reject)
     if block.final and b'"' in block.data:
-        check_quotes(path, block, find_records(block.data, header.delimiter).open_quote)
+        check_quotes(header.path, block, find_records(block.data, header.delimiter).open_quote)
     convert = pacsv.ConvertOptions(
         column_types=types,
         include_columns=columns,
@@ -107,14 +106,14 @@ def parse_block(
             bad.clear()
             table = _read(data, header.names, parse, convert, threads=False, whole=True)
     except pa.ArrowInvalid as error:
-        raise source_error(path, error, "the file changed while it was read; build again") from error
+        raise source_error(header.path, error, "the file changed while it was read; build again") from error
     table = _without_nulls(table, header.null_values)
     clean = lines is None and not bad
     if bad:
         lines = record_lines(block, header.delimiter) if lines is None else lines
         rows = [0 if number is None else number - 1 for number, _ in bad]
         for row, (_, reason) in zip(rows, bad, strict=True):
-            reject(BadRecord(path=path, place=f"line {lines[row]}", reason=reason))
+            reject(BadRecord(path=header.path, place=f"line {lines[row]}", reason=reason))
         lines = np.delete(lines, rows)
     return Rows(table=table, block=block, delimiter=header.delimiter, lines=lines, clean=clean)
 

@@ -76,21 +76,20 @@ def infer_types(
     Raises:
         SourceError: there is no record, a file is not CSV, or a column's numbers would be rounded or become infinite.
     """
-    sources = list(zip(files, headers, strict=True))
     types = _ColumnTypes(headers[0].names, options.declared)
-    parts = _survey(sources, types, options)
+    parts = _survey(files, headers, types, options)
     for name in types.unsure:
-        _settle(sources, types, name)
+        _settle(headers, types, name)
     for name in types.beyond_int64:
         if options.wanted(name) and types.known[name] == pa.float64():
-            _check_exact(sources, name)
+            _check_exact(headers, name)
     if label in types.respelled and types.known[label] in _INTEGERS:
-        _settle_label(sources, types, label)
+        _settle_label(headers, types, label)
     first = {name: text for name, text in types.first.items() if options.wanted(name) and name != label}
     odd_texts = warn_of_commas(files[0].url, first, headers[0].delimiter, headers[0].dialect.decimal)
     if not options.unlabelled:
         warn_of_odd_texts(files[0].url, odd_texts)
-        warn_of_missing(files[0].url, _count_missing(sources, types, options), label, options.null_values)
+        warn_of_missing(files[0].url, _count_missing(headers, types, options), label, options.null_values)
     schema = types.schema()
     integers = [field for field in schema if field.name in types.signed and field.type in _INTEGERS]
     for field in integers:
@@ -102,7 +101,9 @@ def infer_types(
     )
 
 
-def _survey(sources: Sequence[tuple[SourceFile, Header]], types: _ColumnTypes, options: InferenceOptions) -> list[Part]:
+def _survey(
+    files: Sequence[SourceFile], headers: Sequence[Header], types: _ColumnTypes, options: InferenceOptions
+) -> list[Part]:
     """Read all files: widen the types by each block, and return the parts."""
     bad: list[BadRecord] = []
 
@@ -112,11 +113,11 @@ def _survey(sources: Sequence[tuple[SourceFile, Header]], types: _ColumnTypes, o
 
     parts: list[Part] = []
     records = 0
-    for file, header in sources:
+    for file, header in zip(files, headers, strict=True):
         marks: list[Mark] = []
-        for block in _blocks(file, header):
-            rows = parse_block(file.url, header, block, types.text, None, note)
-            types.add(_block_schema(file, header, rows, types))
+        for block in _blocks(header):
+            rows = parse_block(header, block, types.text, None, note)
+            types.add(_block_schema(header, rows, types))
             types.count_missing(rows.table)
             types.first = types.first or first_texts(rows.table, [*types.known.keys() - options.declared.keys()])
             marks.append(Mark.of(block, rows.table.num_rows, clean=rows.clean))
@@ -126,12 +127,12 @@ def _survey(sources: Sequence[tuple[SourceFile, Header]], types: _ColumnTypes, o
         return parts
     if bad:
         raise SourceError(f"{bad[0]}: there is no other record")
-    others = len(sources) - 1
+    others = len(files) - 1
     what = f"this file and {counted(others, 'other')} are empty" if others else "the file is empty"
-    raise SourceError(f"{sources[0][0].url}: {what}; a CSV needs a header and at least one line")
+    raise SourceError(f"{files[0].url}: {what}; a CSV needs a header and at least one line")
 
 
-def _block_schema(file: SourceFile, header: Header, rows: Rows, types: _ColumnTypes) -> pa.Schema:
+def _block_schema(header: Header, rows: Rows, types: _ColumnTypes) -> pa.Schema:
     """The types of a block's columns: Arrow's, except for hexadecimal, signed and large integers."""
     data, schema = rows.block.data, rows.table.schema
     is_signed, is_hexadecimal = bool(_PLUS.search(data)), bool(_HEXADECIMAL.search(data))
@@ -140,7 +141,7 @@ def _block_schema(file: SourceFile, header: Header, rows: Rows, types: _ColumnTy
     large = dict.fromkeys(name for name in floats if _is_beyond_int64(rows.table.column(name)))
     types.beyond_int64 |= large
     doubtful = integers + (floats if is_signed else list(large))
-    texts = _texts(file, header, rows.block, doubtful).table if doubtful else pa.table({})
+    texts = _texts(header, rows.block, doubtful).table if doubtful else pa.table({})
     for name, text in zip(texts.column_names, texts.columns, strict=True):
         if name in integers:
             kind = pa.string() if _has_hexadecimal(text) else None
@@ -173,41 +174,42 @@ def _integer_type(text: pa.ChunkedArray) -> pa.DataType | None:
     return next((kind for kind in _INTEGERS if not _cast(text, kind)[1].any()), None)
 
 
-def _settle(sources: Sequence[tuple[SourceFile, Header]], types: _ColumnTypes, name: str) -> None:
+def _settle(headers: Sequence[Header], types: _ColumnTypes, name: str) -> None:
     """Read a column of a doubtful type again, and widen the type until it holds all values."""
     while types.known[name] not in _WIDEST and not all(
-        _holds(file, header, block, name, types.known[name])
-        for file, header in sources
-        for block in _blocks(file, header)
+        _holds(header, block, name, types.known[name]) for header in headers for block in _blocks(header)
     ):
         types.widen(name)
 
 
-def _blocks(file: SourceFile, header: Header) -> Iterator[Block]:
+def _blocks(header: Header) -> Iterator[Block]:
     span = Span(start=header.start, line=header.line)
     cut = partial(cut_records, delimiter=header.delimiter)
-    return read_blocks(file.url, span, cut, header.block_bytes, header.dialect.reader)
+    return read_blocks(header.path, span, cut, header.block_bytes, header.dialect.reader)
 
 
-def _holds(file: SourceFile, header: Header, block: Block, name: str, kind: pa.DataType) -> bool:
+def _holds(header: Header, block: Block, name: str, kind: pa.DataType) -> bool:
     """Whether a type holds all values of a column in a block; integers may have a plus sign."""
     if kind in _INTEGERS and _PLUS.search(block.data):
-        return not _cast(_text(file, header, block, name), kind)[1].any()
+        return not _cast(_texts(header, block, [name]).table.column(0), kind)[1].any()
     try:
-        parse_block(file.url, header, block, {name: kind}, [name], ignore_bad)
+        parse_block(header, block, {name: kind}, [name], ignore_bad)
         return True
     except SourceError:
         return False
 
 
-def _texts(file: SourceFile, header: Header, block: Block, names: Sequence[str]) -> Rows:
+def _texts(header: Header, block: Block, names: Sequence[str]) -> Rows:
     """Parse columns of a block as text."""
-    return parse_block(file.url, header, block, dict.fromkeys(names, pa.string()), names, ignore_bad)
+    return parse_block(header, block, dict.fromkeys(names, pa.string()), names, ignore_bad)
 
 
-def _text(file: SourceFile, header: Header, block: Block, name: str) -> pa.ChunkedArray:
-    """Parse a column of a block as text."""
-    return _texts(file, header, block, [name]).table.column(0)
+def _column_texts(headers: Sequence[Header], name: str) -> Iterator[tuple[Header, Rows, pa.ChunkedArray]]:
+    """Parse a column of all files as text, block by block; yield it with the rows that it lies in."""
+    for header in headers:
+        for block in _blocks(header):
+            rows = _texts(header, block, [name])
+            yield header, rows, rows.table.column(0)
 
 
 def _cast(text: pa.ChunkedArray, kind: pa.DataType) -> tuple[pa.Array, npt.NDArray[np.bool_]]:
@@ -215,13 +217,11 @@ def _cast(text: pa.ChunkedArray, kind: pa.DataType) -> tuple[pa.Array, npt.NDArr
     return cast_text(text.combine_chunks(), Feature(name="", dtype=str(kind)), MISSING)
 
 
-def _settle_label(sources: Sequence[tuple[SourceFile, Header]], types: _ColumnTypes, name: str) -> None:
+def _settle_label(headers: Sequence[Header], types: _ColumnTypes, name: str) -> None:
     """Make a label of integers text if one of them is spelled in several ways."""
     kind, spellings = types.known[name], pa.array([], pa.string())
-    for file, header in sources:
-        for block in _blocks(file, header):
-            column = _text(file, header, block, name)
-            spellings = pa.chunked_array([spellings, *column.chunks]).unique()
+    for _, _, column in _column_texts(headers, name):
+        spellings = pa.chunked_array([spellings, *column.chunks]).unique()
     values = _cast(pa.chunked_array([spellings]), kind)[0]
     by_value: dict[int, list[str]] = {}
     for value, text in zip(values.to_pylist(), spellings.to_pylist(), strict=True):
@@ -229,11 +229,11 @@ def _settle_label(sources: Sequence[tuple[SourceFile, Header]], types: _ColumnTy
             by_value.setdefault(value, []).append(text)
     if merged := [texts for texts in by_value.values() if len(texts) > 1]:
         types.known[name] = pa.string()
-        warn_of_spellings(sources[0][0].url, name, merged[0])
+        warn_of_spellings(headers[0].path, name, merged[0])
 
 
 def _count_missing(
-    sources: Sequence[tuple[SourceFile, Header]], types: _ColumnTypes, options: InferenceOptions
+    headers: Sequence[Header], types: _ColumnTypes, options: InferenceOptions
 ) -> dict[str, Counter[str]]:
     """Count the texts such as NA in columns of text, by column."""
     result: dict[str, Counter[str]] = {}
@@ -242,7 +242,7 @@ def _count_missing(
             continue
         result[name] = types.missing[name]
         if types.nulls[name]:  # in blocks where the column has another type, for which Arrow makes them nulls
-            columns = (_text(*source, block, name) for source in sources for block in _blocks(*source))
+            columns = (column for _, _, column in _column_texts(headers, name))
             result[name] = sum(map(count_missing, columns), Counter())
     return result
 
@@ -312,7 +312,7 @@ def _join(one: pa.DataType, other: pa.DataType) -> tuple[pa.DataType, bool]:
     return pa.string(), True
 
 
-def _check_exact(sources: Sequence[tuple[SourceFile, Header]], name: str) -> None:
+def _check_exact(headers: Sequence[Header], name: str) -> None:
     """Refuse numbers that float64 would make infinite, and a column of integers only that it would round.
 
     Raises:
@@ -321,25 +321,23 @@ def _check_exact(sources: Sequence[tuple[SourceFile, Header]], name: str) -> Non
     excess: tuple[str, int, int] | None = None
     integers, low = True, 0
     feature = Feature(name=name, dtype="float64")
-    for file, header in sources:
-        for block in _blocks(file, header):
-            rows = _texts(file, header, block, [name])
-            text = with_points(rows.table.column(0), header.dialect.decimal).combine_chunks()
-            for row in np.flatnonzero(cast_text(text, feature, MISSING)[1]).tolist():
-                raise SourceError(
-                    f"{file.url}: line {rows.line(row)}: {name!r}: the number {text[row].as_py()[:20]} is beyond what "
-                    f"a float64 holds; fix it, or declare {name!r} a string with --schema"
-                )
-            present = pc.invert(pc.is_in(text, pa.array(MISSING)))
-            whole = pc.match_substring_regex(text, "^[+-]?[0-9]+$")
-            integers = integers and pc.all(pc.or_(whole, pc.invert(present)), min_count=0).as_py()
-            if not integers:
-                continue
-            long = pc.and_(present, pc.greater(pc.utf8_length(text), 18))  # fewer digits always fit into 64 bits
-            low = min(low, -1 if pc.any(pc.starts_with(text, "-"), min_count=0).as_py() else 0)
-            for row in np.flatnonzero(long.to_numpy(zero_copy_only=False)).tolist():
-                value = int(text[row].as_py())
-                if not -(1 << 63) <= value < 1 << 63 and (excess is None or exceeds_more(value, excess[2])):
-                    excess = (file.url, rows.line(row), value)
+    for header, rows, column in _column_texts(headers, name):
+        text = with_points(column, header.dialect.decimal).combine_chunks()
+        for row in np.flatnonzero(cast_text(text, feature, MISSING)[1]).tolist():
+            raise SourceError(
+                f"{header.path}: line {rows.line(row)}: {name!r}: the number {text[row].as_py()[:20]} is beyond what "
+                f"a float64 holds; fix it, or declare {name!r} a string with --schema"
+            )
+        present = pc.invert(pc.is_in(text, pa.array(MISSING)))
+        whole = pc.match_substring_regex(text, "^[+-]?[0-9]+$")
+        integers = integers and pc.all(pc.or_(whole, pc.invert(present)), min_count=0).as_py()
+        if not integers:
+            continue
+        long = pc.and_(present, pc.greater(pc.utf8_length(text), 18))  # fewer digits always fit into 64 bits
+        low = min(low, -1 if pc.any(pc.starts_with(text, "-"), min_count=0).as_py() else 0)
+        for row in np.flatnonzero(long.to_numpy(zero_copy_only=False)).tolist():
+            value = int(text[row].as_py())
+            if not -(1 << 63) <= value < 1 << 63 and (excess is None or exceeds_more(value, excess[2])):
+                excess = (header.path, rows.line(row), value)
     if excess is not None and integers:
         raise SourceError(beyond_integers(excess[0], f"line {excess[1]}", name, excess[2], low))

@@ -22,7 +22,10 @@ def test_a_part_is_a_run_of_record_batches(tmp_path: Path, table: pa.Table, comp
             writer.write_batch(table.slice(start, stop - start).combine_chunks().to_batches()[0])
     sizes = ReadSizes(part_bytes=(tmp_path / "x.feather").stat().st_size // 2 - 4)
     source = open_source(str(tmp_path), "label", sizes=sizes)
-    assert [(part.pieces, part.first_record) for part in source.parts] == [((0, 2, 250), 0), ((2, 4, 350), 250)]
+    assert [(part.pieces, part.first_record) for part in source.parts] == [
+        ((((0, 2), 250),), 0),
+        ((((2, 4), 350),), 250),
+    ]
     assert completed(source) == table.to_pylist()
     assert labels(source) == table.column("label").to_pylist()
     assert [
