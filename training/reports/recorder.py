@@ -63,8 +63,6 @@ class RecordFile(Tracker):
     def rows(self, event: RowsRecorded) -> None:
         """Append rows; without any, renew the file's time, which shows that the process lives."""
         if event.stages:
-            if self._stages_path not in self._writers:
-                self._writers[self._stages_path] = self._open(self._stages_path, STAGE_SCHEMA)
             self._append(self._stages_path, STAGE_SCHEMA, event.stages)
         if event.rows:
             self._append(self._path, SCHEMA, event.rows)
@@ -72,7 +70,10 @@ class RecordFile(Tracker):
             os.utime(self._path)
 
     def _append(self, path: Path, schema: pa.Schema, rows: Sequence[Row | StageRow]) -> None:
-        columns = [pa.array(column, kind) for column, kind in zip(zip(*rows, strict=True), schema.types, strict=True)]
+        if path not in self._writers:
+            self._writers[path] = self._open(path, schema)
+        values = zip(*rows, strict=True)
+        columns = [pa.array(column, kind) for column, kind in zip(values, schema.types, strict=True)]
         self._writers[path].write_batch(pa.record_batch(columns, schema=schema))
 
     def close(self, event: RunEnded) -> None:

@@ -77,7 +77,7 @@ def open_loader(
     own = client_part(config, ring, manifest)
     _check_batch_size(config, ring, manifest.split(split).records if own is None else None)
     if data.mixture is not None:
-        return _open_mixture(config, ring, split, manifests, quarantined)
+        return _open_mixture(config, ring, manifests, quarantined)
     rank, ranks, where = ring.rank, ring.size, data.where
     if own is not None:
         split, condition = (own, None) if own in manifest.splits else (split, own)
@@ -157,11 +157,7 @@ def open_evaluations(
 
 
 def _open_mixture(
-    config: TrainConfig,
-    ring: Ring | World,
-    split: str,
-    manifests: Mapping[str, Manifest],
-    quarantined: Sequence[str],
+    config: TrainConfig, ring: Ring | World, manifests: Mapping[str, Manifest], quarantined: Sequence[str]
 ) -> Mixture:
     data = config.data
     reading = _reading(data, one_manifest(data, manifests), training=True)
@@ -170,8 +166,8 @@ def _open_mixture(
         own, prefix = data.of(name), f"{name}/"
         balance = shares_by_class(f"data.mixture.{name}.balance", own.balance, manifests[name].classes)
         bad = [path.removeprefix(prefix) for path in quarantined if path.startswith(prefix)]
-        options = {"url": own.url, "split": split, "where": own.where, "balance": balance, "quarantined": bad}
-        sources[name] = {**options, **reading}
+        options = {"url": own.url, "split": data.train_split, "where": own.where, "balance": balance}
+        sources[name] = {**options, "quarantined": bad, **reading}
     with _named_keys():
         return Mixture(
             sources,

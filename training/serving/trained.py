@@ -241,8 +241,7 @@ def _ancestors(operation: Any) -> set[Any]:
 def _zeros(feature: Feature, size: Any) -> Any:
     if feature.fixed_shape is None:
         return tf.RaggedTensor.from_row_lengths(tf.zeros([0], feature.dtype), tf.zeros([size], tf.int64))
-    shape = [size, *feature.fixed_shape]
-    return tf.fill(shape, "") if feature.dtype in ("string", "binary") else tf.zeros(shape, feature.dtype)
+    return tf.zeros([size, *feature.fixed_shape], column_spec(feature).dtype)  # texts are empty
 
 
 def open_trained(source: str, data_url: str | None = None, *, trust_code: bool = False) -> TrainedModel:
