@@ -44,9 +44,8 @@ from ringfeed.training.sync.synchronizer import Synchronizer, SyncRun
 from .arguments import check_kind
 from .clients import rank_epoch
 from .evaluator import Evaluator, make_evaluator
-from .inputs import open_evaluations, open_loader, open_manifests, traced
+from .inputs import open_evaluations, open_loader, open_manifests, traced, with_splits
 from .shares import RankShares
-from .splits import with_splits
 
 log = logging.getLogger(__name__)
 

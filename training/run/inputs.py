@@ -2,7 +2,11 @@
 
 Each rank finds the damage of its own shards (docs/faults.md). Checkpoints name these shards, so that a resumed run
 trains without them from the start.
-Tested in tests/training/run/test_inputs.py, tests/training/run/test_mixture.py and
+
+A run trains on one split, and evaluates on another while it trains. Choices follow from these evaluations: the best
+checkpoint, early stopping, and the settings of the next run. So a third split, which nothing chooses by, is kept for
+the end.
+Tested in tests/training/run/test_inputs.py, tests/training/run/test_splits.py, tests/training/run/test_mixture.py and
 tests/training/run/test_loader_options.py.
 """
 
@@ -12,7 +16,7 @@ import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import tensorflow as tf
@@ -28,7 +32,7 @@ from ringfeed.sharding.dataset.dataset import open_dataset
 from ringfeed.sharding.dataset.manifest import Manifest
 from ringfeed.sharding.errors import ConfigError, DatasetError
 from ringfeed.training.config.class_names import shares_by_class
-from ringfeed.training.config.data import DataConfig
+from ringfeed.training.config.data import AUTO, TEST, DataConfig
 from ringfeed.training.config.train_config import TrainConfig
 from ringfeed.training.models.preprocess import Preprocess, masked_features
 from ringfeed.training.ring.ring import Ring
@@ -38,6 +42,9 @@ from .clients import client_part
 from .shares import RankShares, even_shares
 
 log = logging.getLogger(__name__)
+
+
+_VALIDATION = ("validation", "val", "valid", "dev")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +60,34 @@ class EvaluationSource:
             return whole
         plain, numbers = whole.python_function, self.class_ids
         return traced(lambda element: plain({**element, CLASS_ID: tf.gather(numbers, element[CLASS_ID])}))
+
+
+def with_splits(config: TrainConfig, manifests: Mapping[str, Manifest]) -> TrainConfig:
+    """Return a configuration that names the split to evaluate on, and one to test on if that is another.
+
+    A ConfigError says that evaluations decide something, and there is only the split ``test`` to evaluate on.
+    """
+    data, splits = config.data, {split for manifest in manifests.values() for split in manifest.splits}
+    evaluated, tested = data.eval_split, data.test_split
+    if evaluated == AUTO:
+        evaluated = next((name for name in _VALIDATION if name in splits), TEST)
+        if evaluated == TEST and TEST in splits:
+            _check_decides_nothing(config)
+    if tested == evaluated or (tested == TEST and TEST not in splits):
+        tested = None
+    return replace(config, data=replace(data, eval_split=evaluated, test_split=tested))
+
+
+def _check_decides_nothing(config: TrainConfig) -> None:
+    stopping, checkpoint = config.early_stopping.metric, config.checkpoint.best
+    if stopping is None and not checkpoint:
+        return
+    key = f"early_stopping.metric={stopping}" if stopping else f"checkpoint.best={checkpoint}"
+    raise ConfigError(
+        f"{key} chooses by evaluations, and the dataset has only the split 'test' for them, which then is no test any "
+        "more: build it with --split train=0.8,val=0.1,test=0.1, or, to choose by it nonetheless, set "
+        "data.eval_split=test"
+    )
 
 
 def open_loader(

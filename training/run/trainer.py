@@ -172,7 +172,6 @@ class Trainer(BaseTrainer):
             self._log.restart()  # its clock starts after the checkpoint
 
     def _report(self) -> None:
-        """Report the steps since the last entry of the log."""
         self._saver.writer.check()
         self._log.report(self.position.step, self._progress.last_epoch, self.loader)
 

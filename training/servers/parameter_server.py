@@ -28,9 +28,15 @@ from ringfeed.training.ring.tf_config import WORKER
 from ringfeed.training.ring.world import World
 from ringfeed.training.run.base_trainer import BaseTrainer
 from ringfeed.training.run.evaluator import make_evaluator
-from ringfeed.training.run.inputs import EvaluationSource, open_evaluations, open_loader, open_manifests, traced
+from ringfeed.training.run.inputs import (
+    EvaluationSource,
+    open_evaluations,
+    open_loader,
+    open_manifests,
+    traced,
+    with_splits,
+)
 from ringfeed.training.run.overflows import check_weights
-from ringfeed.training.run.splits import with_splits
 from ringfeed.training.run.state.resume import resume
 from ringfeed.training.run.stopping import StopRequest
 
@@ -40,8 +46,8 @@ from .board.round_plan import RoundPlan
 from .board.task_watch import watch_tasks
 from .cluster import CHIEF, PS, Cluster
 from .placement import ServerOptimizers, VariablePlacement, server_device
+from .row_shards import ServerParts, on_servers
 from .server_log import ServerLog, UpdateRate, step_samples
-from .server_parts import ServerParts, on_servers
 from .task import MEET_TOKEN
 from .updates import DirectUpdates, SignificantUpdates, SynchronousUpdates, Updates
 from .worker_loop import make_worker_loop

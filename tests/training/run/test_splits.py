@@ -17,7 +17,7 @@ from ringfeed.sharding.errors import ConfigError
 from ringfeed.tools.cli import main
 from ringfeed.training.config.config_file import load_config, parse_config
 from ringfeed.training.ring.ring import SoloRing
-from ringfeed.training.run.splits import with_splits
+from ringfeed.training.run.inputs import with_splits
 from ringfeed.training.run.trainer import Trainer
 
 

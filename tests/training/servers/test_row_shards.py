@@ -18,8 +18,7 @@ from ringfeed.training.config.optimizers import OPTIMIZERS, AdamConfig, Optimize
 from ringfeed.training.models.build import build_model
 from ringfeed.training.optimizers.precision import LossScale
 from ringfeed.training.servers.placement import ServerOptimizers, VariablePlacement
-from ringfeed.training.servers.row_shards import split_tables, whole_weights
-from ringfeed.training.servers.server_parts import ServerParts, on_servers
+from ringfeed.training.servers.row_shards import ServerParts, on_servers, split_tables, whole_weights
 from ringfeed.training.servers.worker_loop import _summed_rows
 
 ROWS, WIDTH = 7, 3
