@@ -199,19 +199,20 @@ def stretched_schedule(now: TrainConfig, before: Mapping[str, Any]) -> str | Non
 
     None: it changes no learning rate.
     """
-    past = before.get("schedule", {})
-    if now.schedule.name is None and now.schedule.decay not in STRETCHED:
-        return None
-    earlier = ("steps", past["total_steps"]) if past.get("total_steps") else ("epochs", past.get("total_epochs"))
-    own = ("steps", now.schedule.total_steps) if now.schedule.total_steps else ("epochs", now.schedule.total_epochs)
-    earlier = (earlier[0], earlier[1] or before.get("epochs", 1))
-    own = (own[0], own[1] or now.epochs)
-    if own == earlier:
-        return None
+
+    def length(tree: Mapping[str, Any]) -> tuple[float, str]:
+        schedule = tree.get("schedule", {})
+        if steps := schedule.get("total_steps"):
+            return steps, "steps"
+        return schedule.get("total_epochs") or tree.get("epochs", 1), "epochs"
+
+    (own, unit), (earlier, earlier_unit) = length(to_tree(now)), length(before)
     kind = now.schedule.name or now.schedule.decay
+    if (now.schedule.name is None and kind not in STRETCHED) or (own, unit) == (earlier, earlier_unit):
+        return None
     return (
-        f"its {kind} schedule ends after {earlier[1]:g} {earlier[0]}, this one after {own[1]:g} "
-        f"{own[0]}, so the learning rate would jump; to keep the schedule: schedule.total_{earlier[0]}={earlier[1]:g}"
+        f"its {kind} schedule ends after {earlier:g} {earlier_unit}, this one after {own:g} {unit}, so the learning "
+        f"rate would jump; to keep the schedule: schedule.total_{earlier_unit}={earlier:g}"
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import copy
 from dataclasses import Field, dataclass, fields
 from functools import cached_property
 from importlib import import_module
@@ -63,25 +64,23 @@ class Methods:
     @property
     def _tag_key(self) -> Field[Any]:
         names = (*self.by_name, *((FUNCTION,) if self.own else ()))
-        return _named(self.tag, key(names[0], f"{self.text}: {', '.join(names)}", choices=names))
+        found: Field[Any] = key(names[0], f"{self.text}: {', '.join(names)}", choices=names)
+        return found
 
     def _merged(self, specs: Mapping[str, Field[Any]]) -> Field[Any]:
         """One field for a key of several methods, which may differ in its help, choices and default."""
         texts: dict[str, list[str]] = {}
-        usual = next(iter(specs.values())).default
+        merged = copy(next(iter(specs.values())))
         for method, spec in specs.items():
             if method != FUNCTION or len(specs) == 1:
-                other = "" if spec.default == usual else f" (default {spec.default})"
+                other = "" if spec.default == merged.default else f" (default {spec.default})"
                 texts.setdefault(spec.metadata["help"] + other, []).append(method)
         is_common = len(texts) == 1 and len(specs) == len(self.by_name) + (self.own is not None)
         words = (text if is_common else f"{', '.join(owners)}: {text}" for text, owners in texts.items())
-        first = next(iter(specs.values()))
         choices = dict.fromkeys(word for spec in specs.values() for word in spec.metadata.get("choices") or ())
-        merged: Field[Any] = key(first.default, "; ".join(words))
-        merged.default_factory = first.default_factory
-        rules = {**first.metadata, "help": merged.metadata["help"], "choices": tuple(choices) or None}
+        rules = {**merged.metadata, "help": "; ".join(words), "choices": tuple(choices) or None}
         merged.metadata = MappingProxyType(rules)
-        return _named(first.name, merged)
+        return merged
 
     def made(self, values: Mapping[str, Any]) -> Any:
         """Return the options of the method that values name.
@@ -113,8 +112,3 @@ def key_default(spec: Field[Any]) -> Any:
 
 def _listed(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
-
-
-def _named(name: str, spec: Field[Any]) -> Field[Any]:
-    spec.name = name
-    return spec

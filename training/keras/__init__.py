@@ -1,4 +1,7 @@
-"""Keras' own `fit` on the ranks of a ring."""
+"""Keras' own `fit` on the ranks of a ring.
+
+Tested in tests/training/keras/test_keras.py.
+"""
 
 from .optimizer import distribute
 from .synchronise import Synchronise

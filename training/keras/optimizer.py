@@ -1,7 +1,4 @@
-"""Any optimizer of Keras on the ranks of a ring: it averages the gradients over the ranks, then applies them.
-
-Tested in tests/training/keras/test_keras.py.
-"""
+"""Any optimizer of Keras on the ranks of a ring: it averages the gradients over the ranks, then applies them."""
 
 from __future__ import annotations
 

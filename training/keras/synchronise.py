@@ -1,7 +1,4 @@
-"""The callback that gives the ranks of a ring the same weights and the same metrics while Keras fits.
-
-Tested in tests/training/keras/test_keras.py.
-"""
+"""The callback that gives the ranks of a ring the same weights and the same metrics while Keras fits."""
 
 from __future__ import annotations
 

@@ -26,19 +26,18 @@ def column_remarks(manifest: Manifest, config: TrainConfig) -> list[str]:
     data = config.data
     if config.model.name not in _TABULAR:
         return []
-    found: list[str] = []
-    names: list[str] = []
+    found: dict[str, str] = {}
     for feature in feature_columns(manifest, data):
         known = [split.statistics[feature.name] for split in manifest.splits.values() if split.records]
         if remark := _remark(feature, manifest.split(data.train_split).statistics[feature.name], known):
-            found.append(f"{feature.name!r} holds {remark}")
-            names.append(feature.name)
+            found[feature.name] = remark
     if not found:
         return []
-    recipe = "; docs/cookbook.md has one for dates" if any("dates" in remark for remark in found) else ""
+    remarks = "; ".join(f"{name!r} holds {remark}" for name, remark in found.items())
+    recipe = "; docs/cookbook.md has one for dates" if any("dates" in remark for remark in found.values()) else ""
     return [
-        f"{'; '.join(found)}: what a model learns from such columns rarely holds for new records; leave them out with "
-        f"data.exclude=[{', '.join(names)}], or make other features of them (shard-dataset build --map{recipe})"
+        f"{remarks}: what a model learns from such columns rarely holds for new records; leave them out with "
+        f"data.exclude=[{', '.join(found)}], or make other features of them (shard-dataset build --map{recipe})"
     ]
 
 

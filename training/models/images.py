@@ -22,7 +22,16 @@ from ringfeed.training.config.model import AugmentConfig, ModelConfig
 from ringfeed.training.config.train_config import TrainConfig
 from ringfeed.training.optimizers.keras_doors import Tensor
 
-from .preprocess import BuiltModel, Element, Inputs, Preprocess, feature_columns, label_and_weight, refuse_missing
+from .preprocess import (
+    BuiltModel,
+    Element,
+    Inputs,
+    Preprocess,
+    feature_columns,
+    label_and_weight,
+    only_column,
+    refuse_missing,
+)
 from .target import plan_target
 
 Shape = tuple[int, int, int]
@@ -31,16 +40,11 @@ Prepare = Callable[[Any], Any]
 
 def image_column(manifest: Manifest, data: DataConfig, model: str) -> Feature:
     """Return the one column that holds images; a ConfigError if there is none, or more, or if images are missing."""
-    found = [f for f in feature_columns(manifest, data) if _is_encoded(f) or _is_tensor(f)]
-    if len(found) != 1:
-        listed = ", ".join(repr(f.name) for f in found) or "none"
-        raise ConfigError(f"{model} takes one image column, the dataset has {listed}; choose with data.include")
-    refuse_missing(found, manifest, model)
-    return found[0]
-
-
-def _is_encoded(feature: Feature) -> bool:
-    return feature.dtype == "binary" and feature.shape == ()
+    columns = feature_columns(manifest, data)
+    found = [f for f in columns if _is_tensor(f) or (f.dtype == "binary" and f.shape == ())]
+    column = only_column(found, model, "image column")
+    refuse_missing([column], manifest, model)
+    return column
 
 
 def _is_tensor(feature: Feature) -> bool:
@@ -112,22 +116,20 @@ def image_preprocess(feature: Feature, shape: Shape, augment: AugmentConfig) -> 
     if _is_tensor(feature) and image_shape(feature, None) != shape:
         raise ConfigError(f"column {feature.name!r} holds tensors of shape {feature.shape}, not {list(shape)}")
     is_plain = _is_tensor(feature) and not augment.changes_images
-    images_of = _tensors_of(feature, shape) if is_plain else _transformed(feature, shape, augment)
+    transform = None if is_plain else _transform(feature, shape, augment)
 
     def preprocess(element: Element) -> tuple[Inputs, Any, Any]:
-        return images_of(element), *label_and_weight(element)
+        if transform is None:  # a whole batch, of any number of channels
+            images = tf.cast(tf.reshape(element[feature.name], [-1, *shape]), tf.float32) / 255.0
+        else:
+            images = transform(element)[feature.name]
+        return images, *label_and_weight(element)
 
     return preprocess
 
 
-def _tensors_of(feature: Feature, shape: Shape) -> Callable[[Element], Any]:
-    """Make a function that scales the images of a whole batch, of any number of channels."""
-    return lambda element: tf.cast(tf.reshape(element[feature.name], [-1, *shape]), tf.float32) / 255.0
-
-
-def _transformed(feature: Feature, shape: Shape, augment: AugmentConfig) -> Callable[[Element], Any]:
-    """Make a function that transforms each image by an `ImageTransform`."""
-    transform = ImageTransform(
+def _transform(feature: Feature, shape: Shape, augment: AugmentConfig) -> ImageTransform:
+    return ImageTransform(
         feature=feature.name,
         size=shape[:2],
         channels=shape[2],
@@ -137,7 +139,6 @@ def _transformed(feature: Feature, shape: Shape, augment: AugmentConfig) -> Call
         jitter=augment.jitter,
         shape=feature.fixed_shape or None,
     )
-    return lambda element: transform(element)[feature.name]
 
 
 def mixer(augment: AugmentConfig, classes: int) -> Callable[[Any, Mapping[str, Any]], tuple[Any, Any]]:

@@ -28,8 +28,6 @@ from .preprocess import check_masks, mask_entry
 _FORMAT = "ringfeed-model-1"
 _MASKED = "ringfeed-model-2"  # takes masks of missing values
 _RUN, _MANIFEST, _WEIGHTS = "ringfeed.json", "ringfeed-dataset.json", "model.weights.h5"
-
-
 _MOST_TEXT, _MOST_MANIFEST = 1 << 20, 64 << 20  # bytes
 
 

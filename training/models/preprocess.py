@@ -56,6 +56,14 @@ def feature_columns(manifest: Manifest, data: DataConfig) -> list[Feature]:
     return columns
 
 
+def only_column(found: Sequence[Feature], model: str, kind: str) -> Feature:
+    """Return the one column of a kind that a model takes; a ConfigError if there is none, or more."""
+    if len(found) != 1:
+        names = ", ".join(repr(feature.name) for feature in found) or "none"
+        raise ConfigError(f"{model} takes one {kind}, the dataset has {names}; choose with data.include")
+    return found[0]
+
+
 def plan_tabular(manifest: Manifest, data: DataConfig, columns: Sequence[Feature] | None = None) -> TabularPlan:
     """Plan what becomes of columns (None: all that a model may see), from the statistics of the training split alone.
 

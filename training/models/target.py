@@ -16,7 +16,6 @@ from ringfeed.sharding.errors import ConfigError
 from ringfeed.sharding.messages import did_you_mean, listed
 from ringfeed.sharding.schema import Feature
 from ringfeed.training.config.class_names import class_number
-from ringfeed.training.config.data import DataConfig
 from ringfeed.training.config.train_config import TrainConfig
 
 
@@ -73,7 +72,8 @@ def plan_target(manifest: Manifest, config: TrainConfig) -> Target:
             f"data.target: column {feature.name!r} holds {feature.dtype}, task={config.task} needs numbers; classes "
             f"become the label: shard-dataset build --label {feature.name}"
         )
-    known = {name: manifest.split(name).statistics[feature.name] for name in _splits(manifest, data)}
+    splits = [name for name in (data.train_split, data.eval_split, data.test_split) if name in manifest.splits]
+    known = {str(name): manifest.split(str(name)).statistics[feature.name] for name in splits}
     _check_complete(feature, known)
     if config.task == "multilabel":
         return _labels(feature, known)
@@ -132,11 +132,6 @@ def _labels(feature: Feature, known: Mapping[str, FeatureStatistics]) -> Target:
         )
     names = tuple(str(number) for number in range(count))
     return Target(task="multilabel", classes=names, column=feature.name, is_list=feature.elements is None)
-
-
-def _splits(manifest: Manifest, data: DataConfig) -> list[str]:
-    names = (data.train_split, data.eval_split, data.test_split)
-    return [name for name in names if name is not None and name in manifest.splits]
 
 
 def _check_complete(feature: Feature, known: Mapping[str, FeatureStatistics]) -> None:

@@ -52,9 +52,7 @@ def world_from_environment(environ: Mapping[str, str]) -> World | None:
                 size=_integer(environ, size, 1),
                 local_size=_integer(environ, local_size, 1),
             )
-    tasks = _integer(
-        environ, "SLURM_STEP_NUM_TASKS", 1
-    )  # Slurm sets it for every job step; a single task is not a rank
+    tasks = _integer(environ, "SLURM_STEP_NUM_TASKS", 1)  # set for every job step; a single task is no rank
     return World(rank=_integer(environ, "SLURM_PROCID", 0), size=tasks, local_size=1) if tasks > 1 else None
 
 

@@ -22,8 +22,7 @@ def median(rows: Tensor) -> Tensor:
     >>> median(tf.constant([[1.0, 5.0], [2.0, 6.0], [99.0, -99.0]])).numpy().tolist()
     [2.0, 5.0]
     """
-    size = rows.shape[0]
-    return trimmed_mean(rows, (size - 1) // 2)
+    return trimmed_mean(rows, (rows.shape[0] - 1) // 2)
 
 
 def trimmed_mean(rows: Tensor, count: int) -> Tensor:

@@ -41,6 +41,11 @@ def test_keys_that_an_optimizer_does_not_have_are_refused(options: dict[str, Any
         OPTIMIZERS.made(options)
 
 
+def test_the_lamb_of_the_paper_takes_an_eps() -> None:
+    tree = {"data": {"url": "x"}, "optimizer": {"name": "lamb", "variant": "paper", "eps": 0.5}}
+    assert parse_config(tree, "test").optimizer.epsilon == 0.5
+
+
 def test_a_class_of_keras_gets_its_options_and_the_mask() -> None:
     kernel, bias = keras.Variable(np.ones((2, 2))), keras.Variable(np.ones(2))
     config = OwnOptimizerConfig(name="keras.optimizers:Lion", weight_decay=0.1, options={"beta_1": 0.5})

@@ -17,7 +17,14 @@ from ringfeed.sharding.schema import Feature
 from ringfeed.training.config.data import DataConfig
 from ringfeed.training.config.model import ModelConfig
 from ringfeed.training.config.train_config import TrainConfig
-from ringfeed.training.models.preprocess import BuiltModel, Element, Preprocess, feature_columns, label_and_weight
+from ringfeed.training.models.preprocess import (
+    BuiltModel,
+    Element,
+    Preprocess,
+    feature_columns,
+    label_and_weight,
+    only_column,
+)
 from ringfeed.training.models.target import plan_target
 from ringfeed.training.optimizers.keras_doors import Tensor
 
@@ -63,13 +70,7 @@ def _token_column(manifest: Manifest, data: DataConfig) -> Feature:
     columns = feature_columns(manifest, data)
     lists = [f for f in columns if f.elements is None and len(f.shape) == 1]
     found = [f for f in lists if f.dtype == "string" or "int" in f.dtype]
-    if len(found) != 1:
-        listed = ", ".join(repr(feature.name) for feature in found) or "none"
-        raise ConfigError(
-            f"model.name: text takes one column of lists of integers or texts, the dataset has {listed}; choose with "
-            "data.include"
-        )
-    return found[0]
+    return only_column(found, "model.name: text", "column of lists of integers or texts")
 
 
 def _codes(values: Tensor, vocabulary: int) -> Tensor:
