@@ -70,11 +70,12 @@ class Loader(BaseDataLoader):  # type: ignore[misc]
         """The batches of the next epoch."""
         if self._loader is None:
             raise ConfigError("read() comes before next()")
+        epoch = self.epoch_number
+        self.epoch_number += 1  # before the first batch: DLIO drops this iterator at the last one
         if self._args.framework == FrameworkType.TENSORFLOW:
-            yield from self._loader.epoch(self.epoch_number).prefetch(max(self._args.prefetch_size, 1))
+            yield from self._loader.epoch(epoch).prefetch(max(self._args.prefetch_size, 1))
         else:
-            yield from self._loader.numpy_epoch(self.epoch_number)
-        self.epoch_number += 1
+            yield from self._loader.numpy_epoch(epoch)
 
     def finalize(self) -> None:
         """Do nothing: an epoch's threads end with its iterator."""

@@ -4,8 +4,8 @@
 
 The arguments override DLIO's configuration. With `workflow.generate_data` it writes DLIO's files and ends. Otherwise,
 for each line of its input, the seconds of a step, it makes an epoch of DLIO's own training loop, and prints what DLIO
-computes, the accelerator utilisation in percent and the samples a second, and the processor time of the epoch, that of
-its workers included.
+computes, the accelerator utilisation in percent and the samples a second, the processor time of the epoch, that of
+its workers included, and the epoch that the data loader reads next.
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ with os.fdopen(os.dup(1), "w") as replies:
             reply = {
                 "utilisation": float(stats.train_au[-1]), "rate": float(stats.train_throughput[-1]),
                 "processor_seconds": processor_seconds() - before,
+                "next_epoch": framework.get_loader(DatasetType.TRAIN).epoch_number,
             }  # fmt: skip
             args.reconfigure(epoch + 1)
             gc.collect()

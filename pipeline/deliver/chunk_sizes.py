@@ -12,10 +12,11 @@ import numpy as np
 
 _CHUNK_BYTES = 8 << 20  # per crossing into TensorFlow: 4 MiB takes 1.1 times as long, 2 MiB 1.35 (2026-11-21)
 _LARGE_STRINGS = (
-    1024  # bytes; `large_record` where a record is strings with a few numbers: 1.3 to 2.0 times as fast (2026-11-28)
+    256  # bytes; `large_record` where a record is strings with a few numbers: 1.2 to 2.0 times as fast (2026-11-28)
 )
 _FEW_NUMBERS = 4  # with 40, locating them takes NumPy 1.4 times as long as decoding chunks
-_LARGE_STEPS = 32  # steps of addresses in a chunk
+_LARGE_STEPS = 32  # most steps of addresses in a chunk
+_LARGE_CHUNK_BYTES = 64 << 20  # at their addresses: the first batch of a chunk waits for the windows of all
 _READY_BYTES = 16 << 20  # so that one crossing's batches can be made while the last one's are consumed
 _READY_BATCHES = 64
 
@@ -42,7 +43,8 @@ class ChunkSizes:
         """Steps of `local_batch` samples in a chunk."""
         if self.ragged and not self.undecoded:
             return 1
-        return _LARGE_STEPS if self.large else self._steps(_CHUNK_BYTES, local_batch, 1, self.most_steps)
+        limit, most = (_LARGE_CHUNK_BYTES, _LARGE_STEPS) if self.large else (_CHUNK_BYTES, self.most_steps)
+        return self._steps(limit, local_batch, 1, most)
 
     def large_steps(self, local_batch: int) -> int:
         """Steps that cross together where records cross one at a time; 0 where they do not."""

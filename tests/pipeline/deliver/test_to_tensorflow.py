@@ -220,8 +220,8 @@ print(len(list(Loader({make_dataset()!r}, batch_size=10).epoch(0))))
 @pytest.mark.parametrize(
     ("record_bytes", "numbers", "ragged", "large"),
     [
-        (1024, 4, False, True),
-        (1023, 0, False, False),
+        (256, 4, False, True),
+        (255, 0, False, False),
         (1024, 5, False, False),  # many numbers are decoded faster a chunk at a time
         (1024, 0, True, False),
         (4096, 5, True, True),
@@ -231,3 +231,14 @@ def test_long_strings_cross_one_at_a_time(record_bytes: int, numbers: int, ragge
     sizes = ChunkSizes(record_bytes=record_bytes, undecoded=True, ragged=ragged, numbers=numbers)
     assert sizes.large == large
     assert not replace(sizes, undecoded=False).large
+
+
+@pytest.mark.parametrize(
+    ("record_bytes", "local_batch", "steps"), [(4096, 64, 32), (100_000, 64, 10), (115_000, 400, 1), (9_000_000, 7, 1)]
+)
+def test_a_chunk_of_large_records_needs_64_mib_of_windows_at_most(
+    record_bytes: int, local_batch: int, steps: int
+) -> None:
+    assert (
+        ChunkSizes(record_bytes=record_bytes, undecoded=True, ragged=False, numbers=0).chunk_steps(local_batch) == steps
+    )
