@@ -6,7 +6,7 @@ Small shards of a remote store are written side by side, since each file waits f
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from typing import IO, Any
@@ -25,7 +25,6 @@ from ringfeed.sharding.destination.journal import ShardResult
 from ringfeed.sharding.formats import ShardEncoding, encode_shard, open_encoder
 from ringfeed.sharding.formats.block_checksums import BlockSums
 from ringfeed.sharding.schema import check_categories
-from ringfeed.sharding.storage.atomic_files import Bytes
 from ringfeed.sharding.storage.storage import Storage
 from ringfeed.sharding.storage.streams import Sink
 
@@ -164,9 +163,8 @@ class _HashingSink(Sink):
     def sums(self) -> bytes:
         return b"" if self._blocks is None else self._blocks.finish()
 
-    def _pass_on(self, pieces: Sequence[Bytes]) -> None:
-        for piece in pieces:
-            self._digest.update(piece)
-            if self._blocks is not None:
-                self._blocks.update(piece)
-        self._file.writelines(pieces)
+    def _pass_on(self, data: memoryview) -> None:
+        self._digest.update(data)
+        if self._blocks is not None:
+            self._blocks.update(data)
+        self._file.write(data)

@@ -104,8 +104,8 @@ def create_in_folder(folder: Path, create: Callable[[], T]) -> T:
 class Draft(Protocol):
     """A file that is being written, until `commit` or `discard`; `discard` it after a failed `commit`, too."""
 
-    def write(self, *pieces: Bytes) -> None:
-        """Append pieces, whose memory the caller may reuse afterwards."""
+    def write(self, data: Bytes) -> None:
+        """Append bytes, whose memory the caller may reuse afterwards."""
 
     def commit(self, *, exclusive: bool = False) -> None:
         """Make the file appear under its name, whole and durable, in place of an existing one.
@@ -130,12 +130,8 @@ class LocalDraft:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # see `remove_dead_drafts`
         self._sent_bytes = 0
 
-    def write(self, *pieces: Bytes) -> None:
-        if len(pieces) == 1:
-            self._file.write(pieces[0])
-        else:
-            self._file.flush()
-            write_pieces(self._file.fileno(), pieces)
+    def write(self, data: Bytes) -> None:
+        self._file.write(data)
         if self._durable:
             self._send()
 
@@ -216,8 +212,7 @@ class RemoteDraft:
         self._file = fs.open(self._draft, "wb")
         self._bytes = 0
 
-    def write(self, *pieces: Bytes) -> None:
-        data = pieces[0] if len(pieces) == 1 else b"".join(pieces)  # each call of a client is costly
+    def write(self, data: Bytes) -> None:
         self._file.write(data)
         self._bytes += memoryview(data).nbytes
 
@@ -260,8 +255,8 @@ class SpooledDraft:
         )
         self._path = f"{_DESCRIPTORS}/{self._file.fileno()}" if nameless else self._file.name
 
-    def write(self, *pieces: Bytes) -> None:
-        self._file.writelines(pieces)
+    def write(self, data: Bytes) -> None:
+        self._file.write(data)
 
     def commit(self, *, exclusive: bool = False) -> None:
         self._file.flush()

@@ -63,8 +63,8 @@ class _FencedDraft:
     draft: Draft
     fence: Fence
 
-    def write(self, *pieces: Bytes) -> None:
-        self.draft.write(*pieces)
+    def write(self, data: Bytes) -> None:
+        self.draft.write(data)
 
     def commit(self, *, exclusive: bool = False) -> None:
         self.fence.guard()

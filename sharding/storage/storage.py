@@ -21,7 +21,7 @@ from fsspec import AbstractFileSystem
 
 from ringfeed.sharding.errors import PageError, RangesError, StorageError
 
-from .atomic_files import Bytes, Draft, LocalDraft, RemoteDraft, SpooledDraft, draft_target, remove_dead_drafts
+from .atomic_files import Draft, LocalDraft, RemoteDraft, SpooledDraft, draft_target, remove_dead_drafts
 from .client_errors import IncompleteError
 from .location import Location
 from .s3.fast_reads import copy_object, read_object
@@ -235,9 +235,9 @@ class Storage(Location):
         with self.errors("write", path):
             draft = self._draft(path, durable=durable)
 
-        def take(pieces: Sequence[Bytes]) -> None:
+        def take(data: memoryview) -> None:
             try:
-                draft.write(*pieces)
+                draft.write(data)
             except Exception:
                 with self.errors("write", path):
                     raise

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from typing import IO, Any
 
 from .client_errors import IncompleteError
@@ -168,13 +168,13 @@ class ForwardReader(_Reader):
 class Sink(io.RawIOBase):
     """A writable file that passes everything to a function, which consumes it immediately or raises.
 
-    >>> written = []
-    >>> file = Sink(lambda pieces: written.extend(map(bytes, pieces)))
+    >>> written = bytearray()
+    >>> file = Sink(written.extend)
     >>> file.write(b"abc"), file.writelines([b"d", b"ef"]), file.tell(), written
-    (3, None, 6, [b'abc', b'd', b'ef'])
+    (3, None, 6, bytearray(b'abcdef'))
     """
 
-    def __init__(self, take: Callable[[Sequence[Any]], object]) -> None:
+    def __init__(self, take: Callable[[memoryview], object]) -> None:
         self._take = take
         self._position = 0
 
@@ -186,12 +186,6 @@ class Sink(io.RawIOBase):
 
     def write(self, data: Any) -> int:
         view = memoryview(data).cast("B")
-        self._take([view])
+        self._take(view)
         self._position += view.nbytes
         return view.nbytes
-
-    def writelines(self, lines: Iterable[Any]) -> None:
-        """Write pieces of bytes without copying them."""
-        pieces = list(lines)
-        self._take(pieces)
-        self._position += sum(map(len, pieces))

@@ -94,19 +94,18 @@ class S3Draft:
         self._discarded = threading.Event()
         self._pool = ThreadPoolExecutor(_PARTS_AT_ONCE, thread_name_prefix="ringfeed-upload")
 
-    def write(self, *pieces: Bytes) -> None:
-        for piece in pieces:
-            rest = memoryview(piece).cast("B")
-            self._bytes += len(rest)
-            while len(rest):
-                if not len(self._part):
-                    self._part = _new_part(_PART_BYTES << (len(self._parts) // _PARTS_OF_ONE_SIZE))
-                some = rest[: len(self._part) - self._filled]
-                self._part[self._filled : self._filled + len(some)] = some
-                self._filled += len(some)
-                if self._filled == len(self._part):
-                    self._send()
-                rest = rest[len(some) :]
+    def write(self, data: Bytes) -> None:
+        rest = memoryview(data).cast("B")
+        self._bytes += len(rest)
+        while len(rest):
+            if not len(self._part):
+                self._part = _new_part(_PART_BYTES << (len(self._parts) // _PARTS_OF_ONE_SIZE))
+            some = rest[: len(self._part) - self._filled]
+            self._part[self._filled : self._filled + len(some)] = some
+            self._filled += len(some)
+            if self._filled == len(self._part):
+                self._send()
+            rest = rest[len(some) :]
 
     def commit(self, *, exclusive: bool = False) -> None:
         if exclusive:
