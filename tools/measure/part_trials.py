@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 from ringfeed.pipeline import Cache, Loader, StageStats
@@ -22,6 +23,7 @@ from .estimates import Estimate
 from .loader_trial import try_loader
 from .trial import Trial, repeat
 
+_BEGINS = 3  # epochs, of whose first batches the middle one counts
 _MOST_CACHE_BYTES = 4 << 30  # on disk, for the time of a trial
 
 
@@ -106,9 +108,12 @@ def try_hand_over(loader: Loader, seconds: float) -> tuple[float, Trial]:
             next(each)
 
         call()  # the first call may trace
-        begin = time.perf_counter()
-        next(iter(repeated.epoch(1)))
-        return time.perf_counter() - begin, repeat(call, loader.local_batch_size, seconds)
+        begins = []
+        for epoch in range(_BEGINS):
+            begun = time.perf_counter()
+            next(iter(repeated.epoch(epoch)))
+            begins.append(time.perf_counter() - begun)
+        return median(begins), repeat(call, loader.local_batch_size, seconds)
 
 
 def opening_rates(stats: Mapping[str, StageStats], record_bytes: float) -> OpenTrial:
