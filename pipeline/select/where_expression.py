@@ -73,7 +73,8 @@ class _TextFilter:
 
     def rows(self, columns: Mapping[str, pa.Array]) -> Int64:
         try:
-            return _numbers(evaluate(self.text, columns, self._times))
+            truth = evaluate(self.text, columns, self._times)
+            return np.flatnonzero(pc.fill_null(truth, False).to_numpy(zero_copy_only=False))
         except ConfigError as error:
             raise _renamed(error) from error
         except pa.ArrowInvalid as error:
@@ -130,10 +131,6 @@ class _ArrowFilter:
             check_columns(f"where {self.text!r}", unknown.groups() if unknown else (), self._empty)
             raise ConfigError(f"where {self.text!r}: {brief(error, 300)}") from error
         return np.sort(kept.to_numpy())
-
-
-def _numbers(truth: pa.BooleanArray) -> Int64:
-    return np.flatnonzero(pc.fill_null(truth, False).to_numpy(zero_copy_only=False))
 
 
 def _renamed(error: ConfigError) -> ConfigError:

@@ -101,11 +101,11 @@ def _kernels() -> Any:
 
 
 def _load() -> ctypes.CDLL | None:
-    found = find_spec(_MODULE, __package__)
-    if found is None or found.origin is None:
+    spec = find_spec(_MODULE, __package__)
+    if spec is None or spec.origin is None:
         return None
     try:
-        library = ctypes.CDLL(found.origin)
+        library = ctypes.CDLL(spec.origin)
     except OSError:  # built for another machine's C library
         return None
     for name, *arguments in (

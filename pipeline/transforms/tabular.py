@@ -127,12 +127,8 @@ def masked_columns(manifest: Manifest) -> list[str]:
         feature.name
         for feature in manifest.schema.features
         if feature.elements is not None and not feature.dtype.startswith("float")
-        if any(_nulls(split.statistics.get(feature.name)) for split in manifest.splits.values())
+        if any(known.nulls for split in manifest.splits.values() if (known := split.statistics.get(feature.name)))
     ]
-
-
-def _nulls(known: FeatureStatistics | None) -> int:
-    return 0 if known is None else known.nulls
 
 
 class _NoInput(Exception):

@@ -236,24 +236,24 @@ def _inspect(args: argparse.Namespace) -> int:
 def _verify(args: argparse.Namespace) -> int:
     try:
         with _progress(args) as show:
-            found = check_dataset(args.url, _file_report(show), workers=args.workers, deep=args.deep)
+            report = check_dataset(args.url, _file_report(show), workers=args.workers, deep=args.deep)
     except RingfeedError as error:
         if args.json:
             print_json({"ok": False, "error": one_line(error), "damages": []})
         raise
-    damaged = len({damage.path for damage in found.damages})
+    damaged = len({damage.path for damage in report.damages})
     if args.json:
-        print_json({"ok": not damaged} | asdict(found))
+        print_json({"ok": not damaged} | asdict(report))
     else:
-        for damage in found.damages:
+        for damage in report.damages:
             print_text(f"{damage.path}: {one_line(damage.problem)}")
-        for note in found.notes:
+        for note in report.notes:
             print_text(": ".join(["note", *filter(None, [note.path]), one_line(note.remark)]))
     if damaged:
         hint = f"see what can be saved with: shard-dataset repair {shlex.quote(public_url(args.url))} --dry-run"
         return _fail(args, f"{counted(damaged, 'file', 'is/are')} damaged or missing; {hint}")
     if not args.json:
-        print_text(f"all {found.files:,} files of {public_url(args.url)} are as they were written")
+        print_text(f"all {report.files:,} files of {public_url(args.url)} are as they were written")
     return _OK
 
 

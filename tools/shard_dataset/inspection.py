@@ -113,13 +113,14 @@ def _count_lines(dataset: Dataset, path: str) -> int | None:
 
 
 def _skipped_lines(dataset: Dataset) -> list[str]:
-    found = skipped_json(dataset)
-    if not found:
+    skipped = skipped_json(dataset)
+    if not skipped:
         return []
-    files = counted(len(found), "file") + f" from {next(iter(found))} on" if len(found) > 1 else next(iter(found))
-    if None in found.values():
+    first = next(iter(skipped))
+    files = f"{counted(len(skipped), 'file')} from {first} on" if len(skipped) > 1 else first
+    if None in skipped.values():
         return [f"  skipped  bad records, listed in {files}, which cannot be read; see: shard-dataset verify"]
-    return [f"  skipped  {counted(sum(filter(None, found.values())), 'bad record')}, listed in {files}"]
+    return [f"  skipped  {counted(sum(filter(None, skipped.values())), 'bad record')}, listed in {files}"]
 
 
 def _generation_lines(manifest: Manifest) -> list[str]:

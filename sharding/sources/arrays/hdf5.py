@@ -93,7 +93,10 @@ class Hdf5Source(RecordSource):
                 selection = select_arrays(all_leaves, picks, file.url, wanted, feature_of)
                 leaves = selection.leaves
                 left_out |= dict.fromkeys(selection.left_out)
-                selected = tuple(map(_column, leaves, selection.features))
+                selected = tuple(
+                    _Column(feature=feature, dataset=leaf.holder, keys=leaf.keys)
+                    for leaf, feature in zip(leaves, selection.features, strict=True)
+                )
                 columns = columns or selected
                 if selected != columns:
                     features = [column.feature for column in columns]
@@ -140,10 +143,6 @@ class Hdf5Source(RecordSource):
         """Return the same records with these columns alone, or with one if none exists; no others are read."""
         kept = tuple(column for column in self.columns if column.feature.name in columns) or self.columns[:1]
         return replace(self, columns=kept, schema=self.schema.select([column.feature.name for column in kept]))
-
-
-def _column(leaf: Leaf, feature: Feature) -> _Column:
-    return _Column(feature=feature, dataset=leaf.holder, keys=leaf.keys)
 
 
 def _row_bytes(leaf: Leaf) -> int:

@@ -20,6 +20,7 @@ from ringfeed.sharding.schema import insert_nulls, to_lists
 
 _PYTHON = {bool: pa.bool_(), float: pa.float64(), str: pa.string(), bytes: pa.binary(), bytearray: pa.binary()}
 _ARRAYS = (list, tuple, np.ndarray)
+_CHANGEABLE = (*_ARRAYS, bytearray)
 _RAGGED = "has nested lists of different lengths"
 _SUPPORTED = "use numbers, strings, bytes, dates, or lists of them"
 
@@ -58,12 +59,12 @@ def copy_value(value: Any) -> Any:
     if isinstance(value, bytearray):
         return bytes(value)
     if isinstance(value, (list, tuple)):
-        return [copy_value(element) for element in value] if any(map(_can_change, value)) else list(value)
+        return (
+            [copy_value(element) for element in value]
+            if any(isinstance(element, _CHANGEABLE) for element in value)
+            else list(value)
+        )
     return value
-
-
-def _can_change(value: Any) -> bool:
-    return isinstance(value, (np.ndarray, bytearray, list, tuple))
 
 
 class ColumnType:

@@ -54,18 +54,18 @@ def agreed_categories(
     """
     if field.name in features:
         return with_categories(field, features[field.name].categories)
-    found: dict[tuple[str, ...], str] = {}
+    urls: dict[tuple[str, ...], str] = {}
     for url, schema in schemas:
         place = schema.get_field_index(field.name)
         if categories := categories_of(schema.field(place)) if place >= 0 else ():
-            found.setdefault(categories, url)
-    if len(found) > 1:
-        (one, first), (other, second), *_ = found.items()
+            urls.setdefault(categories, url)
+    if len(urls) > 1:
+        (one, first), (other, second), *_ = urls.items()
         raise SourceError(
             f"{second}: column {field.name!r} has the ordered categories {listed(other)} here and {listed(one)} in "
             f"{first}; write both with the same, or read plain strings with --cast {field.name}=string"
         )
-    return with_categories(field, next(iter(found), ()))
+    return with_categories(field, next(iter(urls), ()))
 
 
 def _is_ordered(kind: pa.DataType) -> bool:

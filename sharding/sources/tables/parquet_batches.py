@@ -47,7 +47,8 @@ def read_row_groups(
         SourceError: a record takes far more memory than the bytes of its row group.
     """
     file = opened([])
-    leaves = [leaf for leaf in _leaves(file) if leaf.physical_type == "BYTE_ARRAY" and _is_in(leaf.path, columns)]
+    every = [file.schema.column(number) for number in range(len(file.schema))]
+    leaves = [leaf for leaf in every if leaf.physical_type == "BYTE_ARRAY" and _is_in(leaf.path, columns)]
     texts = opened([leaf.path for leaf in leaves]) if leaves else file
     nested = any(leaf.max_repetition_level for leaf in leaves)
     inner = _has_inner_dictionary(file.schema_arrow)
@@ -97,10 +98,6 @@ def _bounded_batches(
             if rows == 1:
                 raise
             rows = max(1, rows // _FEWER)
-
-
-def _leaves(file: pq.ParquetFile) -> list[pq.ColumnSchema]:
-    return [file.schema.column(number) for number in range(len(file.schema))]
 
 
 def _is_in(path: str, columns: Sequence[str]) -> bool:

@@ -13,8 +13,9 @@ Tested in tests/sharding/sources/tables/test_table_files.py.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -32,16 +33,23 @@ class UnreadableColumnError(ValueError):
     """A column holds the path of an image without the image."""
 
 
+def huggingface_features(schema: pa.Schema, kind: str) -> dict[str, Mapping[str, Any]]:
+    """The features of a kind, such as ``Image``, that Hugging Face's metadata in a file's schema describe; by name."""
+    with suppress(ValueError, KeyError, AttributeError, TypeError):  # the key may be another program's
+        features = json.loads(schema.metadata[b"huggingface"])["info"]["features"].items()
+        return {
+            name: feature for name, feature in features if isinstance(feature, dict) and feature.get("_type") == kind
+        }
+    return {}
+
+
 def mark_images(schema: pa.Schema) -> pa.Schema:
     """Return the schema without its metadata, but with fields marked as images where Hugging Face's metadata say so."""
-    names: set[str] = set()
-    with suppress(ValueError, KeyError, AttributeError, TypeError):  # the key may be another program's
-        features = json.loads(schema.metadata[b"huggingface"])["info"]["features"]
-        names = {name for name, feature in features.items() if feature["_type"] == "Image"}
+    names = huggingface_features(schema, "Image")
     return pa.schema([field.with_metadata(_IMAGE) if _is_image(field, names) else field for field in schema])
 
 
-def _is_image(field: pa.Field, names: set[str]) -> bool:
+def _is_image(field: pa.Field, names: Collection[str]) -> bool:
     return field.name in names and pa.types.is_struct(field.type) and field.type.get_field_index("bytes") >= 0
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from typing import Any
 
 import pyarrow as pa
 
@@ -17,7 +17,7 @@ from ringfeed.sharding.compute.arrow_casts import can_cast, is_list
 from ringfeed.sharding.errors import SourceError
 from ringfeed.sharding.schema import Feature, categories_of, with_categories
 
-from .structs import Path, fields_of, mark_images
+from .structs import Path, fields_of, huggingface_features, mark_images
 
 _NAMES_SHOWN = 8
 _KEY = b"class_names"  # of the metadata of a field
@@ -72,20 +72,13 @@ def plain_schema(schema: pa.Schema) -> pa.Schema:
         UnicodeDecodeError: a name is not UTF-8.
     """
     list(schema.names)  # decodes them
-    marked = mark_class_names(mark_images(schema), schema.metadata)
+    marked = _mark_class_names(mark_images(schema), huggingface_features(schema, "ClassLabel"))
     return pa.schema([with_categories(field, categories_of(old)) for field, old in zip(marked, schema, strict=True)])
 
 
-def mark_class_names(schema: pa.Schema, metadata: dict[bytes, bytes] | None) -> pa.Schema:
-    """Return the schema with the names of each `ClassLabel` in the metadata of its field.
-
-    Args:
-        metadata: the file's own metadata, which may hold the key ``huggingface``.
-    """
-    names: dict[str, list[str]] = {}
-    with suppress(ValueError, KeyError, AttributeError, TypeError):  # the key may be another program's
-        features = json.loads((metadata or {})[b"huggingface"])["info"]["features"]
-        names = {name: list(feature["names"]) for name, feature in features.items() if _is_class_label(feature)}
+def _mark_class_names(schema: pa.Schema, labels: Mapping[str, Mapping[str, Any]]) -> pa.Schema:
+    """Return the schema with the names of each `ClassLabel` in the metadata of its field."""
+    names = {name: feature.get("names") for name, feature in labels.items()}
     return pa.schema([_marked(field, names.get(field.name)) for field in schema])
 
 
@@ -93,7 +86,7 @@ def class_names(schemas: Sequence[tuple[str, pa.Schema]], label: str | None) -> 
     """Return the names of a label's classes by number, or none if the label has none.
 
     Args:
-        schemas: schemas that `mark_class_names` returned, with the URLs of their files.
+        schemas: schemas that `plain_schema` returned, with the URLs of their files.
         label: name of the label.
 
     Raises:
@@ -113,12 +106,8 @@ def class_names(schemas: Sequence[tuple[str, pa.Schema]], label: str | None) -> 
     return tuple(json.loads(next(iter(names), b"[]")))
 
 
-def _is_class_label(feature: object) -> bool:
-    return isinstance(feature, dict) and feature.get("_type") == "ClassLabel" and bool(feature.get("names"))
-
-
-def _marked(field: pa.Field, names: list[str] | None) -> pa.Field:
-    if names is None or not pa.types.is_integer(field.type):
+def _marked(field: pa.Field, names: object) -> pa.Field:
+    if not isinstance(names, list) or not names or not pa.types.is_integer(field.type):
         return field
     return field.with_metadata({**(field.metadata or {}), _KEY: json.dumps(names).encode()})
 

@@ -135,8 +135,8 @@ def _survey(
 def _block_schema(header: Header, rows: Rows, types: _ColumnTypes) -> pa.Schema:
     """The types of a block's columns: Arrow's, except for hexadecimal, signed and large integers."""
     data, schema = rows.block.data, rows.table.schema
-    is_signed, is_hexadecimal = bool(_PLUS.search(data)), bool(_HEXADECIMAL.search(data))
-    integers = [field.name for field in schema if field.type in _INTEGERS and is_hexadecimal]
+    is_signed, may_be_hexadecimal = bool(_PLUS.search(data)), bool(_HEXADECIMAL.search(data))
+    integers = [field.name for field in schema if field.type in _INTEGERS and may_be_hexadecimal]
     floats = [field.name for field in schema if field.type == pa.float64()]
     large = dict.fromkeys(name for name in floats if _is_beyond_int64(rows.table.column(name)))
     types.beyond_int64 |= large
@@ -144,7 +144,8 @@ def _block_schema(header: Header, rows: Rows, types: _ColumnTypes) -> pa.Schema:
     texts = _texts(header, rows.block, doubtful).table if doubtful else pa.table({})
     for name, text in zip(texts.column_names, texts.columns, strict=True):
         if name in integers:
-            kind = pa.string() if _has_hexadecimal(text) else None
+            is_hexadecimal = pc.any(pc.match_substring_regex(text, "^\\s*0[xX]"), min_count=0).as_py()
+            kind = pa.string() if is_hexadecimal else None  # Arrow reads 0x1F as 31
         else:
             kind = _integer_type(text)
             types.signed |= {name: None} if kind is not None and is_signed else {}
@@ -153,11 +154,6 @@ def _block_schema(header: Header, rows: Rows, types: _ColumnTypes) -> pa.Schema:
     if types.signed or _LEADING_ZERO.search(data):
         types.respelled |= dict.fromkeys(field.name for field in schema if field.type in _INTEGERS)
     return schema
-
-
-def _has_hexadecimal(text: pa.ChunkedArray) -> bool:
-    """Whether a value is one such as 0x1F, which Arrow reads as 31."""
-    return bool(pc.any(pc.match_substring_regex(text, "^\\s*0[xX]"), min_count=0).as_py())
 
 
 def _is_beyond_int64(column: pa.ChunkedArray) -> bool:

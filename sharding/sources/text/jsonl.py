@@ -113,8 +113,8 @@ class JsonlSource(TextSource):
 
     def places(self, part: Part, positions: npt.NDArray[np.int64], rejected: Sequence[BadRecord]) -> list[str]:
         """Return the lines of records, or in an array their numbers; see `record_places`."""
-        found = TextSource.places(self, part, positions, rejected)
-        return [place.replace("line", "record") for place in found] if part.path in self.arrays else found
+        places = TextSource.places(self, part, positions, rejected)
+        return [place.replace("line", "record") for place in places] if part.path in self.arrays else places
 
     def _arrays(
         self, part: Part, blocks: Iterable[Block], columns: Sequence[Column], reject: Reject
@@ -135,12 +135,12 @@ class JsonSource(JsonlSource):
     @classmethod
     def find_arrays(cls, files: Sequence[SourceFile]) -> tuple[str, ...]:
         """Return the URLs of the files that are one array: the first letter is a bracket."""
-        found = []
+        arrays = []
         for file in files:
             with open_file(file.url) as opened:
                 if begins_array(opened.read(_HEAD_BYTES)):
-                    found.append(file.url)
-        return tuple(found)
+                    arrays.append(file.url)
+        return tuple(arrays)
 
 
 def _is_clean(part: Part) -> bool:
