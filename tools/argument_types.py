@@ -111,7 +111,9 @@ def refuse_unknown(program: argparse.ArgumentParser, command: str | None, words:
     subcommands = (action.choices for action in program._actions if isinstance(action, _Subcommands))
     parser: argparse.ArgumentParser = next((choices[command] for choices in subcommands if command), program)
     typed = next((word.partition("=")[0] for word in words if word.startswith("--")), "")
-    close = closest(typed, parser._option_string_actions)
+    flags = parser._option_string_actions
+    longer = " or ".join(flag for flag in flags if flag.startswith(f"{typed}-")) if typed else ""
+    close = longer or closest(typed, flags)
     parser.error(f"unrecognized arguments: {' '.join(words)}" + (f" (did you mean {close}?)" if close else ""))
 
 

@@ -20,6 +20,7 @@ from ringfeed.sharding.schema import Feature, Schema
 from ringfeed.sharding.sources import open_source
 from ringfeed.sharding.sources.base import BadRecord, Source, complete_slices
 from ringfeed.sharding.sources.detect import kind_of
+from ringfeed.sharding.sources.images.class_folders import ImageFolderSource
 from ringfeed.sharding.sources.text.csv_dialect import CsvDialect
 from ringfeed.sharding.sources.text.declared_types import cast_text
 
@@ -99,7 +100,7 @@ def open_new_records(
         source: URL or path of anything that `sources.open_source` opens, or `MemoryRecords`.
         options: how the records were prepared that the model was trained on.
         features: the columns that the model takes, by their names after all steps.
-        keep: columns to copy, by the names that the source gives them; ``*``: all.
+        keep: columns to copy, by the names that the source gives them; ``*``: all; empty: of image files, the path.
         kind: see `sources.open_source`.
         csv: fields of `CsvDialect` that differ from those of the records before.
 
@@ -122,7 +123,8 @@ def open_new_records(
         unlabelled=True,
     )
     names = opened.schema.names
-    copied = tuple(names) if ALL in keep else tuple(keep)
+    own = ("path",) if isinstance(opened, ImageFolderSource) else ()  # else nothing says which image a record is
+    copied = tuple(names) if ALL in keep else tuple(keep) or own
     for name in copied:
         if name not in names:
             raise ConfigError(f"--keep: {source} has no column {name!r}; {_hint(name, names)}")

@@ -99,6 +99,7 @@ def test_the_help_of_each_command_begins_with_its_examples() -> None:
         ("ringfeed", ["train", "--conf", "run.yaml", "--sett=a"], "arguments: --sett=a (did you mean --set?)"),
         ("shard-dataset", ["build", "a", "--shards", "3"], "arguments are required: DST"),
         ("shard-dataset", ["biuld", "a", "b"], "there is no command 'biuld'; did you mean 'build'?"),
+        ("shard-dataset", ["build", "a", "b", "--drop=x"], "--drop=x (did you mean --drop-columns or --drop-nulls?)"),
         ("shard-dataset", ["build", "a", "b", "--lable=x"], "arguments: --lable=x (did you mean --label?)"),
         ("shard-dataset", ["build", "a", "b", "-z"], "unrecognized arguments: -z;"),
     ],

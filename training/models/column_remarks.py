@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from ringfeed.sharding.dataset.manifest import Manifest
 from ringfeed.sharding.dataset.statistics import FeatureStatistics
 from ringfeed.sharding.schema import Feature
+from ringfeed.training.config.keys import as_yaml
 from ringfeed.training.config.train_config import TrainConfig
 
 from .preprocess import feature_columns
@@ -37,7 +38,7 @@ def column_remarks(manifest: Manifest, config: TrainConfig) -> list[str]:
     recipe = "; docs/cookbook.md has one for dates" if any("dates" in remark for remark in found.values()) else ""
     return [
         f"{remarks}: what a model learns from such columns rarely holds for new records; leave them out with "
-        f"data.exclude=[{', '.join(found)}], or make other features of them (shard-dataset build --map{recipe})"
+        f"data.exclude={as_yaml([*found])}, or make other features of them (shard-dataset build --map{recipe})"
     ]
 
 

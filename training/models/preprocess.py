@@ -21,6 +21,7 @@ from ringfeed.sharding.errors import ConfigError, TrainingError
 from ringfeed.sharding.messages import did_you_mean, listed
 from ringfeed.sharding.schema import Feature
 from ringfeed.training.config.data import DataConfig
+from ringfeed.training.config.keys import as_yaml
 
 from .target import Target
 
@@ -29,6 +30,10 @@ Inputs = Any
 Preprocess = Callable[[Element], tuple[Inputs, Any, Any]]
 
 _LEAVE_OUT = "leave it out with data.exclude=[{}]"
+
+
+def _leave_out(name: str) -> str:
+    return _LEAVE_OUT.format(as_yaml([name])[1:-1])
 
 
 def feature_columns(manifest: Manifest, data: DataConfig) -> list[Feature]:
@@ -74,7 +79,7 @@ def plan_tabular(manifest: Manifest, data: DataConfig, columns: Sequence[Feature
         if feature.is_image:
             raise ConfigError(
                 f"column {feature.name!r} holds images, which a tabular model cannot take; choose a network of images "
-                f"with model.name=convnet and model.image_shape=[64,64,3], or {_LEAVE_OUT.format(feature.name)}"
+                f"with model.name=convnet and model.image_shape=[64,64,3], or {_leave_out(feature.name)}"
             )
     return plan_columns(
         manifest,
@@ -121,7 +126,7 @@ def refuse_missing(features: Sequence[Feature], manifest: Manifest, model: str, 
         if feature.name in masked:
             raise ConfigError(
                 f"column {feature.name!r} ({feature.dtype}) has missing values, which model.name={model} cannot tell "
-                f"from others: {remedy}{_LEAVE_OUT.format(feature.name)}, or drop such records: "
+                f"from others: {remedy}{_leave_out(feature.name)}, or drop such records: "
                 f"shard-dataset build --filter '{feature.name} is not null'"
             )
 

@@ -18,6 +18,7 @@ from ringfeed.pipeline.select.sample_columns import mask_name
 from ringfeed.sharding.dataset.manifest import Manifest
 from ringfeed.sharding.errors import ConfigError, RingfeedError, TrainingError
 from ringfeed.sharding.sources.user_code import describe_error
+from ringfeed.training.config.keys import as_yaml
 from ringfeed.training.config.own_code import import_own
 from ringfeed.training.config.train_config import TrainConfig
 from ringfeed.training.optimizers.keras_doors import producer
@@ -63,7 +64,7 @@ def network_errors(manifest: Manifest, config: TrainConfig) -> Iterator[None]:
         if ragged:
             text += (
                 f"; {ragged[0]} arrives as tf.RaggedTensor: call .to_tensor() in the network's first layer, or leave "
-                f"it out with data.exclude=[{ragged[0]}]"
+                f"it out with data.exclude={as_yaml(ragged[:1])}"
             )
         raise TrainingError(f"{key} {name}: {text}") from error
 

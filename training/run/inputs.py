@@ -234,6 +234,8 @@ def _check_split(manifest: Manifest, split: str, dataset: str, key: str) -> None
     if split in manifest.splits:
         return
     remedy = "" if key == "train_split" else f"; to train without evaluation: data.{key}: null"
+    if remedy and len(manifest.splits) == 1:
+        remedy += "; to make splits: shard-dataset build --split train=0.8,val=0.1,test=0.1"
     known, which = ", ".join(map(repr, manifest.splits)), f"dataset {dataset!r}" if dataset else "the dataset"
     raise DatasetError(f"data.{key}: there is no split {split!r}; {which} has {known}{remedy}")
 

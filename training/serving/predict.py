@@ -81,7 +81,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", metavar="PATH", help="file or, for a dataset, empty folder to write [- if DATA is -]")
     parser.add_argument("--split", metavar="NAME", help="split of a dataset to predict [the only one]")
     parser.add_argument(
-        "--keep", action="append", default=[], metavar="COLUMN,...", help="copy columns, such as a key; '*' copies all"
+        "--keep",
+        action="append",
+        default=[],
+        metavar="COLUMN,...",
+        help="copy columns, such as a key; '*' copies all [the path of image files, else none]",
     )
     parser.add_argument("--delimiter", metavar="CHAR", help="character between the fields of CSV [as in training]")
     parser.add_argument("--encoding", metavar="NAME", help="encoding of CSV [as in training]")

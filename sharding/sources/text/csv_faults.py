@@ -15,6 +15,7 @@ from itertools import islice, zip_longest
 import pyarrow as pa
 
 from ringfeed.sharding.errors import SourceError
+from ringfeed.sharding.messages import counted
 from ringfeed.sharding.sources.base import SKIP_REMEDY, BadRecord
 
 from .blocks import Block, not_utf8_record
@@ -22,29 +23,32 @@ from .csv_dialect import CsvDialect
 from .csv_parse import NAME_ENCODING
 from .doubtful_text import has_decimal_commas
 
-_SAMPLE_TEXT, _SAMPLE_RECORDS = 1 << 20, 1000  # characters and records to look at
+_SAMPLE_BYTES, _SAMPLE_RECORDS = 1 << 20, 1000
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
 
 def check_dialect(path: str, block: Block, header: bytes, dialect: CsvDialect, *, lenient: bool) -> None:
-    """Check that the fields of a file are separated by its delimiter, and that its first records are UTF-8.
+    """Check a file's delimiter, that its first records are UTF-8, and that its header names each field.
 
     Args:
         path: path or URL of the file.
         block: first block of the file.
         header: first record in it.
         dialect: how the file is said to be written.
-        lenient: whether records other than the header may be of another encoding, because bad ones are skipped.
+        lenient: whether bad records other than the header are skipped, so that they are not judged here.
 
     Raises:
-        SourceError: one of the two is not so; names all that seems to be otherwise, and `flags` that say so.
+        SourceError: one of these is not so; names all that seems to be otherwise, and `flags` that say so.
     """
     bad, encoding = _not_utf8(path, block, header if lenient else block.data)
-    text = block.data.decode(encoding, errors="replace").removeprefix("\ufeff")
-    text = text if len(text) < _SAMPLE_TEXT else text[: text.rfind("\n", 0, _SAMPLE_TEXT) + 1] or text
+    text = block.data[:_SAMPLE_BYTES].decode(encoding, errors="replace").removeprefix("\ufeff")
+    if len(block.data) > _SAMPLE_BYTES:
+        text = text[: text.rfind("\n") + 1] or text
     delimiter = dialect.delimiter_of(path)
     separator = "" if dialect.delimiter else _separator(text, delimiter)
     if bad is None and not separator:
+        if dialect.header != "none" and not lenient:
+            _check_counts(path, text, delimiter)
         return
     records = _records(text, separator or delimiter)
     columns = [pa.array(column, pa.string()) for column in zip_longest(*records[1:])]
@@ -70,6 +74,19 @@ def check_dialect(path: str, block: Block, header: bytes, dialect: CsvDialect, *
     raise SourceError(f"{bad}{decimal}, or {SKIP_REMEDY}", flags)
 
 
+def _check_counts(path: str, text: str, delimiter: str) -> None:
+    """Check that the header has as many fields as the records, if these agree."""
+    two = _records(text, delimiter, 2)
+    if len(two) < 2 or len(two[0]) == len(two[1]):
+        return
+    header, *records = _records(text, delimiter)
+    if len(records) > 1 and _are_even(records):
+        raise SourceError(
+            f"{path}: its header has {counted(len(header), 'field')}, and each record after it {len(records[0])}; name "
+            "every field (R leaves out the name of the row names), or remove the first line if it is no header"
+        )
+
+
 def _shown(value: str) -> str:
     """The value of a flag, as in a shell."""
     return value if value.replace("-", "").isalnum() else f"'{value}'"
@@ -89,8 +106,8 @@ def _separator(text: str, delimiter: str) -> str:
     """What separates the fields of a text in place of the delimiter; empty if it seems to be the delimiter."""
     first, records = next(filter(None, text.splitlines()), ""), _records(text, delimiter)
     if len(records[0]) > 1:
-        for other in set(";\t|").intersection(first) - {delimiter}:
-            others = _records(text, other)
+        for other in ";\t|":
+            others = _records(text, other) if other in first and other != delimiter else [[]]
             if _are_even(others) and (not _are_even(records) or holds_only_numbers(others[0], commas=True)):
                 return other
         return ""
@@ -105,14 +122,14 @@ def _are_even(records: Sequence[Sequence[str]]) -> bool:
     return len(records[0]) > 1 and len(set(map(len, records))) == 1
 
 
-def _records(text: str, delimiter: str) -> list[list[str]]:
+def _records(text: str, delimiter: str, most: int = _SAMPLE_RECORDS) -> list[list[str]]:
     """The fields of a text's first records, at least of one."""
     if delimiter == "spaces":
-        return [line.split() for line in text.splitlines()[:_SAMPLE_RECORDS]]
+        return [line.split() for line in text.splitlines()[:most]]
     records: list[list[str]] = []
     with suppress(csv.Error):  # a field that is too long
         rows = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
-        records += islice(filter(None, rows), _SAMPLE_RECORDS)
+        records += islice(filter(None, rows), most)
     return records or [[]]
 
 

@@ -74,8 +74,8 @@ def test_functions_make_columns(source: Path, tmp_path: Path, monkeypatch: pytes
 def test_new_images_need_no_class_folders(tmp_path: Path) -> None:
     folder = write_pictures(tmp_path / "photos", 6, ("jpg",)) / "cat"
     image = Feature(name="image", dtype="binary", encoding="image")
-    for url in (folder, next(folder.glob("*.jpg"))):
-        inputs, kept = read(url, [], [image], keep=["path"])
+    for url, keep in ((folder, ["path"]), (folder, []), (next(folder.glob("*.jpg")), [])):
+        inputs, kept = read(url, [], [image], keep=keep)
         files = sorted(folder.glob("*.jpg")) if url == folder else [url]
         assert inputs["image"] == [path.read_bytes() for path in files]
         assert kept["path"] == [path.name for path in files]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from datetime import date, timedelta
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
 from ringfeed.sharding import ConfigError, build, open_dataset
+from ringfeed.sharding.common.strict_yaml import load_yaml
 from ringfeed.training.config.config_file import parse_config
 from ringfeed.training.models.build import build_model
 from ringfeed.training.models.column_remarks import column_remarks
@@ -33,6 +36,14 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> str:
     url = str(tmp_path_factory.mktemp("columns") / "data")
     build(source=pa.table(columns), destination=url, label="y", split={"train": 0.9, "test": 0.1}, workers=1)
     return url
+
+
+def test_a_name_that_yaml_reads_otherwise_is_quoted(tmp_path: Path) -> None:
+    columns = {name: list(range(ROWS)) for name in ("", "a: b", "id")} | {"y": [0, 1] * (ROWS // 2)}
+    build(source=pa.table(columns), destination=str(tmp_path), label="y", workers=1)
+    manifest, tree = open_dataset(str(tmp_path)).manifest, {"data": {"url": str(tmp_path)}}
+    (remark,) = column_remarks(manifest, parse_config(tree, "a test"))
+    assert [load_yaml(names) for names in re.findall(r"data\.exclude=(\[.*\]),", remark)] == [["", "a: b", "id"]]
 
 
 def test_all_identifiers_and_dates_are_reported_at_once(data: str) -> None:

@@ -225,6 +225,20 @@ def test_all_that_does_not_fit_the_dialect_is_named_at_once(tmp_path: Path, name
     assert rows_of(tmp_path / "a.csv", **dialect)[-1] == last
 
 
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("mass,kind\n1,5,a\n2,6,b\n", "header has 2 fields, and each record after it 3; name every"),
+        ("# from the lab\nx,y\n1,2\n", "header has 1 field, and each record after it 2; .* remove the first line if"),
+        ("x,y\n1,2,3\n4,5\n", "line 2: Expected 2 columns, got 3"),
+    ],
+)
+def test_a_header_of_another_length_than_all_records_is_named(tmp_path: Path, text: str, error: str) -> None:
+    (tmp_path / "a.csv").write_text(text)
+    with pytest.raises(SourceError, match=error):
+        read(tmp_path / "a.csv")
+
+
 def test_the_command_that_fits_is_printed_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "a.csv").write_bytes("größe;y\n1,5;2\n".encode("cp1252"))
     command = ["build", str(tmp_path / "a.csv"), str(tmp_path / "out"), "--shards", "1", "-q", "--workers", "1"]
