@@ -34,7 +34,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_page_of_the_docs_is_on_the_site(site: Path) -> None:
     pages = {path.relative_to(ROOT / "docs").with_suffix(".html").as_posix() for path in (ROOT / "docs").rglob("*.md")}
     built = {path.relative_to(site).as_posix() for path in site.rglob("*.html")}
-    assert pages | {"index.html", "changelog.html", "contributing.html"} <= built
+    notebooks = {f"notebooks/{path.stem}.html" for path in (ROOT / "notebooks").glob("*.ipynb")}
+    assert pages | notebooks | {"index.html", "changelog.html", "contributing.html"} <= built
 
 
 def test_pages_load_nothing_from_other_hosts(site: Path) -> None:

@@ -27,19 +27,34 @@ T = TypeVar("T")
 _Subcommands = argparse._SubParsersAction
 
 
+_ENTRY = re.compile(r"( {2,})\S+(?: \S+)* {2,}(?=[^ #])")  # an indented name, and the spaces before its text
+
+
 class HelpFormatter(argparse.HelpFormatter):
-    """Wraps prose to the terminal, and leaves indented paragraphs (examples, lists) as written."""
+    """Wraps prose and the texts of lists to the terminal, and leaves other indented paragraphs (examples) as written."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         def fill(paragraph: str) -> str:
-            return paragraph if "\n  " in f"\n{paragraph}" else _filled(paragraph, width)
+            if "\n  " not in f"\n{paragraph}":
+                return _filled(paragraph, width)
+            return "\n".join(_filled_entry(line, width) for line in paragraph.split("\n"))
 
         return textwrap.indent("\n\n".join(fill(part) for part in text.split("\n\n")), indent)
 
 
-def _filled(paragraph: str, width: int) -> str:
+def _filled_entry(line: str, width: int) -> str:
+    """Wrap the text of an entry in a list, which spaces separate from the entry's name; other lines stay."""
+    name = _ENTRY.match(line)
+    if name is None or len(line) <= width:
+        return line
+    hang = len(name[0]) if 2 * len(name[0]) < width else len(name[1]) + 4
+    return _filled(line, width, " " * hang)
+
+
+def _filled(paragraph: str, width: int, indent: str = "") -> str:
     """Wrap between words only: a flag such as ``--cache-bytes`` stays whole, so that it can be found and copied."""
-    return textwrap.fill(paragraph, width, break_long_words=False, break_on_hyphens=False)
+    options: dict[str, Any] = {"subsequent_indent": indent, "break_long_words": False, "break_on_hyphens": False}
+    return textwrap.fill(paragraph, width, **options)
 
 
 _REQUIRED = "the following arguments are required"  # argparse's words

@@ -71,7 +71,6 @@ command, with the same environment, must be there (docs/ranks.md). For Slurm and
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.description, parser.epilog = DESCRIPTION, EPILOG
     parser.add_argument("-n", "--ranks", type=int, default=0, metavar="N", help="number of ranks")
     parser.add_argument(

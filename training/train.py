@@ -127,7 +127,6 @@ class _PrintSchema(argparse.Action):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments and the help of `ringfeed train`, with all keys of the configuration."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.description = DESCRIPTION
     parser.epilog = EPILOG + describe_keys()
     parser.add_argument("--config", metavar="FILE.yaml", help="configuration of the run (default: what --set says)")

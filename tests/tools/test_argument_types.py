@@ -55,8 +55,14 @@ def test_memory_urls_are_refused() -> None:
 def test_help_wraps_prose_to_the_terminal_and_keeps_examples(monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
     example = "examples:\n  command  --with two  spaces\n  another"
-    parser = argparse.ArgumentParser(epilog=f"{'word ' * 99}\nend.\n\n{example}", formatter_class=HelpFormatter)
-    prose, examples = parser.format_help().split("options:")[1].split("\n\n")[1:3]
+    entries = f"  a key      {'text ' * 50}\n  {'word ' * 50}\n  b          # {'note ' * 50}"
+    text = f"{'word ' * 99}\nend.\n\n{example}\n\n{entries}"
+    parser = argparse.ArgumentParser(epilog=text, formatter_class=HelpFormatter)
+    prose, examples, table = parser.format_help().split("options:")[1].split("\n\n")[1:4]
+    *wrapped, words, note = table.rstrip().split("\n")
+    assert (words.split(), note.split()[2:]) == (["word"] * 50, ["note"] * 50)
+    assert max(map(len, wrapped)) < columns
+    assert all(re.match(" {13}text", line) for line in wrapped[1:])
     assert columns - 8 < max(map(len, prose.splitlines())) < columns
     assert prose.split() == ["word"] * 99 + ["end."]
     assert examples.rstrip() == example

@@ -53,7 +53,6 @@ _SHOWN_CHARACTERS = 60
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.description, parser.epilog = DESCRIPTION, EPILOG
     parser.add_argument("--config", required=True, metavar="FILE.yaml", help="configuration of the run")
     parser.add_argument(

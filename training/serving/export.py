@@ -49,7 +49,6 @@ is written to PATH.
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.description, parser.epilog = DESCRIPTION, EPILOG
     parser.add_argument(
         "model", metavar="RUN_OR_MODEL", help="file that output.model named, or a run's folder of checkpoints"

@@ -72,7 +72,6 @@ the command says how many there are.
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.description, parser.epilog = DESCRIPTION, EPILOG
     parser.add_argument(
         "model", metavar="RUN_OR_MODEL", help="file that output.model named, or a run's folder of checkpoints"
