@@ -51,11 +51,13 @@ test: setup ## all that a contributor must pass: lint and the tests, side by sid
 bench: setup ## the benchmarks, each a ratio from one run
 	@$(BIN)/python benchmarks/run.py $(BENCH_ARGS)
 
-notebooks: setup ## run the notebooks, and write them as HTML pages to build/notebooks
-	@$(BIN)/python -m nbconvert --log-level ERROR --execute --to html --output-dir build/notebooks notebooks/*.ipynb
+notebooks: setup ## run the notebooks, and write them with their outputs to build/notebooks, also as HTML
+	@$(BIN)/python -m nbconvert --log-level ERROR --execute --to notebook --output-dir build/notebooks notebooks/*.ipynb
+	@$(BIN)/python -m nbconvert --log-level ERROR --to html build/notebooks/*.ipynb
 	@echo build/notebooks/*.html
 
-docs: setup ## the documentation site, strictly checked, to build/site
+docs: setup ## the documentation site, strictly checked, to build/site; with the plots of `make notebooks`, run once
+	@ls build/notebooks/*.ipynb >/dev/null 2>&1 || $(MAKE) --no-print-directory notebooks
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 	@echo build/site/index.html
 

@@ -31,7 +31,7 @@ _ENTRY = re.compile(r"( {2,})\S+(?: \S+)* {2,}(?=[^ #])")  # an indented name, a
 
 
 class HelpFormatter(argparse.HelpFormatter):
-    """Wraps prose and the texts of lists to the terminal, and leaves other indented paragraphs (examples) as written."""
+    """Wraps prose and the texts of lists to the terminal; other indented lines (examples) stay as written."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         def fill(paragraph: str) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 from api import api_pages
 from commands import command_pages
 from configuration import configuration_pages
+from executed import notebook_names, notebook_pages
 from jinja2 import Environment
 from llms import llms_files
 from messages import error_pages
@@ -23,6 +24,7 @@ AT_ROOT = {
     "CONTRIBUTING.md": "contributing.md",
     "SECURITY.md": "security-policy.md",
 }
+PAGES = AT_ROOT | notebook_names()
 # How much sooner a search finds a page: an option before a method of its name.
 BOOSTS = {"reference/api/": 0.1, "reference/errors": 0.5, "changelog": 0.2, "reference/": 3}
 LINK = re.compile(r"\[([^\[\]]*)\]\((?!https?://|mailto:|#)([^)\s#]+)")
@@ -38,7 +40,13 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
     for source, name in AT_ROOT.items():
         if (ROOT / source).exists():
             files.append(File.generated(config, name, content=(ROOT / source).read_text()))
-    for name, text in {**command_pages(), **configuration_pages(), **api_pages(), **error_pages()}.items():
+    for name, text in {
+        **command_pages(),
+        **configuration_pages(),
+        **api_pages(),
+        **error_pages(),
+        **notebook_pages(),
+    }.items():
         files.append(File.generated(config, name, content=text))
     texts = [(file.src_uri, file.content_string) for file in files.documentation_pages()]
     linked = {target for name, text in texts for target in targets(name, text) if is_copied(target)}
@@ -120,7 +128,7 @@ def first_screen(readme: str) -> str:
 
 def source(name: str) -> str:
     """Where the page ``name`` of the site is in the repository."""
-    root = {page: file for file, page in AT_ROOT.items()}
+    root = {page: file for file, page in PAGES.items()}
     return root.get(name, f"docs/{name}")
 
 
@@ -137,9 +145,9 @@ def targets(name: str, text: str) -> set[str]:
 
 def is_copied(path: str) -> bool:
     """Whether a file that a page links to is copied to the site: one of the repository, outside docs/, and no page."""
-    return not path.startswith(("docs/", "../")) and not path.endswith(".md") and (ROOT / path).is_file()
+    return not path.startswith(("docs/", "../")) and not path.endswith((".md", ".ipynb")) and (ROOT / path).is_file()
 
 
 def place(path: str) -> str:
     """Where a file of the repository is on the site."""
-    return AT_ROOT.get(path, path.removeprefix("docs/"))
+    return PAGES.get(path, path.removeprefix("docs/"))
