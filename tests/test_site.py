@@ -59,6 +59,7 @@ def test_lists_and_flags_stay_whole(site: Path) -> None:
     page = (site / "preparing.html").read_text()
     assert '<code><span class="flag">--schema</span> FILE</code>' in page
     assert "<code>--" not in page
+    assert '<td><span class="flag">--drop-columns</span>: this drops' in (site / "reference/errors.html").read_text()
     assert ".flag { white-space: nowrap; }" in (site / "site" / "style.css").read_text()
 
 

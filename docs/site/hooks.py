@@ -103,6 +103,8 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
 
 def on_page_content(html: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Keeps flags whole at the ends of lines, where browsers would break `--` off."""
+    if page.file.src_uri == "reference/errors.md":  # whose texts are no code
+        return FLAG.sub(r'<span class="flag">\g<0></span>', html)
     return CODE.sub(lambda code: FLAG.sub(r'<span class="flag">\g<0></span>', code[0]), html)
 
 
