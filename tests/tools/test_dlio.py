@@ -41,4 +41,4 @@ def test_dlio_reads_a_dataset_through_the_plug_in(tmp_path: Path) -> None:
     assert 0 < slow["utilisation"] <= 100
     assert 0 < slow["rate"] <= 8 / 0.05
     assert fast["rate"] > 0
-    assert (slow["next_epoch"], fast["next_epoch"]) == (1, 2)
+    assert (slow["next_epoch"], fast["next_epoch"]) == (2, 3)
