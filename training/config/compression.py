@@ -105,7 +105,7 @@ class DGCConfig(CompressionConfig, built_by="sync.compression.dgc:build"):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PowerSGDConfig(Compressing, built_by="sync.compression.powersgd:build"):
+class PowerSGDConfig(Compressing, built_by="sync.compression.powersgd:PowerSGD"):
     """Options of PowerSGD.
 
     >>> PowerSGDConfig().dense_steps(468)

@@ -22,12 +22,8 @@ from ringfeed.training.sync.gossip import partners
 from ringfeed.training.sync.means import median, trimmed_mean
 from ringfeed.training.sync.periodic import Periodic
 from ringfeed.training.sync.synchronizer import SyncRun
+from tests.helpers.sync_runs import sync_run
 from tests.helpers.thread_ring import on_ranks
-
-
-def _run(ring: Ring, samples_before: Callable[[int], int] = int) -> SyncRun:
-    config = parse_config({"data": {"url": "x"}}, "test")
-    return SyncRun(config=config, ring=ring, steps_per_epoch=5, samples_before=samples_before)
 
 
 def _moved(synchronizer: Periodic, steps: int, every: float = 1.0) -> list[float]:
@@ -56,7 +52,7 @@ def _moved_among(factors: Sequence[float], make: Callable[[Ring], Periodic], ste
     ],
 )
 def test_a_round_ends_after_each_multiple_of_its_steps(options: LocalSGDConfig, expected: list[float]) -> None:
-    assert _moved_among([1, 3], lambda ring: Periodic(_run(ring), options), len(expected)) == expected
+    assert _moved_among([1, 3], lambda ring: Periodic(sync_run(ring), options), len(expected)) == expected
 
 
 @pytest.mark.parametrize(("steps", "agreed"), [(2, None), (3, 4 + 0.7 * (1.9 * 2 + 0.81 * 4))])
@@ -64,7 +60,7 @@ def test_agreeing_within_a_round_changes_nothing(steps: int, agreed: float | Non
     """After a round there is nothing to agree on; within one it is what the outer step would lead to."""
 
     def train(ring: Ring) -> tuple[bool, list[float]]:
-        synchronizer = DiLoCo(_run(ring), DiLoCoConfig(every=2))
+        synchronizer = DiLoCo(sync_run(ring), DiLoCoConfig(every=2))
         before = _moved(synchronizer, steps, [1.0, 3.0][ring.rank])[-1]
         values = [float(value[0]) for _, value in synchronizer.agreed(steps)]
         return float(synchronizer._variables[0].numpy()[0]) == before, values
@@ -77,24 +73,24 @@ def test_agreeing_within_a_round_changes_nothing(steps: int, agreed: float | Non
 def test_diloco_is_an_outer_sgd_with_nesterovs_momentum() -> None:
     """With rate 1 and no momentum it is local SGD; else Keras' SGD on the pseudo-gradient says the same."""
     options = DiLoCoConfig(every=2, outer_learning_rate=1.0, outer_momentum=0.0)
-    plain = _moved_among([1, 3], lambda ring: DiLoCo(_run(ring), options), 6)
-    assert plain == _moved_among([1, 3], lambda ring: Periodic(_run(ring), LocalSGDConfig(every=2)), 6)
+    plain = _moved_among([1, 3], lambda ring: DiLoCo(sync_run(ring), options), 6)
+    assert plain == _moved_among([1, 3], lambda ring: Periodic(sync_run(ring), LocalSGDConfig(every=2)), 6)
     outer, weight = keras.optimizers.SGD(0.7, momentum=0.9, nesterov=True), keras.Variable([0.0])
     outer.build([weight])
     expected = []
     for _ in range(3):
         outer.apply([tf.constant([-4.0])])  # two steps of 1, and ranks that move by 1 and 3 times that
         expected.append(float(weight.numpy()[0]))
-    found = _moved_among([1, 3], lambda ring: DiLoCo(_run(ring), DiLoCoConfig(every=2)), 6)
+    found = _moved_among([1, 3], lambda ring: DiLoCo(sync_run(ring), DiLoCoConfig(every=2)), 6)
     assert found[1::2] == pytest.approx(expected, rel=1e-6)
 
 
 def test_fedavg_counts_samples_and_a_median_does_not_follow_an_outlier() -> None:
     def robust(ring: Ring) -> FedAvg:
-        return FedAvg(_run(ring), FedAvgConfig(every=1, aggregate="median"))
+        return FedAvg(sync_run(ring), FedAvgConfig(every=1, aggregate="median"))
 
     assert _moved_among([1, 2, 1000], robust, 2) == [2, 4]
-    assert _moved(FedAvg(_run(SoloRing(), lambda step: 7 * step), FedAvgConfig(every=1)), 2) == [1, 2]
+    assert _moved(FedAvg(sync_run(SoloRing(), lambda step: 7 * step), FedAvgConfig(every=1)), 2) == [1, 2]
 
 
 def test_a_rank_counts_by_its_samples_of_the_round() -> None:
@@ -103,7 +99,7 @@ def test_a_rank_counts_by_its_samples_of_the_round() -> None:
 
     def train(ring: Ring) -> tuple[float, float, float]:
         own, pace = samples[ring.rank], [1.0, 0.0][ring.rank]
-        synchronizer = FedAvg(_run(ring, lambda step: own[step]), FedAvgConfig(every=2))
+        synchronizer = FedAvg(sync_run(ring, lambda step: own[step]), FedAvgConfig(every=2))
         moved = _moved(synchronizer, 4, pace)
         synchronizer._variables[0].assign_add([pace])
         ((_, agreed),) = synchronizer.agreed(5)

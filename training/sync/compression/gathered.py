@@ -13,7 +13,7 @@ import tensorflow as tf
 from ringfeed.training.optimizers.keras_doors import Tensor, Variable, assign_all
 from ringfeed.training.ring.ring import Ring
 from ringfeed.training.sync.means import joined, parted
-from ringfeed.training.sync.synchronizer import Exchange
+from ringfeed.training.sync.synchronizer import Exchange, SyncRun
 
 from .base import Compressed, zeros_like
 from .payload import step_seed
@@ -56,18 +56,10 @@ class Gathered(Compressed):
     residual add up to the sum of all gradients.
     """
 
-    def __init__(
-        self,
-        ring: Ring,
-        codec: Codec,
-        *,
-        seed: int = 0,
-        error_feedback: bool = False,
-        together: bool = False,
-        start_step: int = 0,
-    ) -> None:
-        super().__init__(ring, start_step)
-        self._codec, self._seed, self._error_feedback, self._together = codec, seed, error_feedback, together
+    def __init__(self, run: SyncRun, codec: Codec, *, error_feedback: bool = False, together: bool = False) -> None:
+        super().__init__(run.ring, run.start_step)
+        self._codec, self._seed = codec, run.config.seed
+        self._error_feedback, self._together = error_feedback, together
 
     def create(self, variables: Sequence[Variable]) -> None:
         self.rank_variables = zeros_like(self._shapes, "residual") if self._error_feedback else []

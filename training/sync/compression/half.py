@@ -17,7 +17,7 @@ from .two_stage import TwoStage
 
 def build(run: SyncRun, options: FP16Config) -> TwoStage:
     dtype = tf.float16 if options.method == "fp16" else tf.bfloat16
-    return TwoStage(run.ring, Half(dtype=dtype), least_dimensions=1, start_step=run.start_step)
+    return TwoStage(run, Half(dtype=dtype), least_dimensions=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,7 +20,7 @@ _MANTISSA_BITS, _LARGEST_EXPONENT = 23, 254
 
 
 def build(run: SyncRun, options: NaturalConfig) -> Gathered:
-    return Gathered(run.ring, Natural(), seed=run.config.seed, start_step=run.start_step)
+    return Gathered(run, Natural())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,6 @@ import tensorflow as tf
 
 from ringfeed.training.config.compression import OneBitConfig
 from ringfeed.training.optimizers.keras_doors import Tensor, Variable
-from ringfeed.training.ring.ring import Ring
 from ringfeed.training.sync.synchronizer import Array, EveryStep, Exchange, SyncRun
 
 from .dgc import DGCRule, after_momentum
@@ -26,9 +25,8 @@ from .two_stage import TwoStage
 def build(run: SyncRun, options: OneBitConfig) -> TwoStage:
     optimizer: Any = run.config.optimizer
     if optimizer.name == "sgd":
-        start, nesterov = run.start_step, optimizer.nesterov
-        return SignMomentum(run.ring, momentum=optimizer.momentum, nesterov=nesterov, start_step=start)
-    return OneBitAdam(run.ring, beta_1=optimizer.beta_1, eps=optimizer.epsilon, start_step=run.start_step)
+        return SignMomentum(run, momentum=optimizer.momentum, nesterov=optimizer.nesterov)
+    return OneBitAdam(run, beta_1=optimizer.beta_1, eps=optimizer.epsilon)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,8 +71,8 @@ class SignMomentum(TwoStage):
     then has no momentum. Before `start_step`, and for vectors, it accumulates the mean gradient.
     """
 
-    def __init__(self, ring: Ring, *, momentum: float, nesterov: bool = False, start_step: int = 0) -> None:
-        super().__init__(ring, OneBit(), error_feedback=True, start_step=start_step)
+    def __init__(self, run: SyncRun, *, momentum: float, nesterov: bool = False) -> None:
+        super().__init__(run, OneBit(), error_feedback=True)
         self._rule = DGCRule(momentum=momentum, nesterov=nesterov)
 
     def create(self, variables: Sequence[Variable]) -> None:
@@ -104,11 +102,11 @@ class OneBitAdam(TwoStage):
 
     It returns the gradient that takes the optimizer's momentum to that mean, ``(mean - beta_1 * m) / (1 - beta_1)``.
     Entries whose `v` is 0, since they never had a gradient, do not move. The optimizer is one by the rule of Adam with
-    `freeze_step=start_step`.
+    `freeze_step=run.start_step`.
     """
 
-    def __init__(self, ring: Ring, *, beta_1: float, eps: float, start_step: int) -> None:
-        super().__init__(ring, OneBit(), error_feedback=True, start_step=start_step)
+    def __init__(self, run: SyncRun, *, beta_1: float, eps: float) -> None:
+        super().__init__(run, OneBit(), error_feedback=True)
         self._beta, self._eps = beta_1, eps
 
     def build(self, variables: Sequence[Variable], optimizer: Any = None) -> None:

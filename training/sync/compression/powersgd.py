@@ -13,16 +13,10 @@ import tensorflow as tf
 
 from ringfeed.training.config.compression import PowerSGDConfig
 from ringfeed.training.optimizers.keras_doors import Tensor, Variable
-from ringfeed.training.ring.ring import Ring
 from ringfeed.training.sync.synchronizer import Exchange, SyncRun
 
 from .base import Compressed, zeros_like
 from .payload import step_seed
-
-
-def build(run: SyncRun, options: PowerSGDConfig) -> PowerSGD:
-    start, seed = run.start_step, run.config.seed
-    return PowerSGD(run.ring, rank=options.rank, min_rate=options.min_rate, seed=seed, start_step=start)
 
 
 def matrix_shape(shape: Sequence[int]) -> tuple[int, int]:
@@ -51,9 +45,9 @@ class PowerSGD(Compressed):
     dense.
     """
 
-    def __init__(self, ring: Ring, *, rank: int = 1, min_rate: float = 2.0, seed: int = 0, start_step: int = 0) -> None:
-        super().__init__(ring, start_step)
-        self._rank, self._min_rate, self._seed = rank, min_rate, seed
+    def __init__(self, run: SyncRun, options: PowerSGDConfig) -> None:
+        super().__init__(run.ring, run.start_step)
+        self._rank, self._min_rate, self._seed = options.rank, options.min_rate, run.config.seed
 
     def compresses(self, shape: list[int], dtype: Any) -> bool:
         return super().compresses(shape, dtype) and is_worth_it(*matrix_shape(shape), self._rank, self._min_rate)

@@ -16,7 +16,7 @@ from .payload import from_bytes, to_bytes
 
 
 def build(run: SyncRun, options: QSGDConfig) -> Gathered:
-    return Gathered(run.ring, QSGD(levels=options.levels), seed=run.config.seed, start_step=run.start_step)
+    return Gathered(run, QSGD(levels=options.levels))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,9 +17,7 @@ from .payload import from_bytes, pack, to_bytes, unpack
 
 
 def build(run: SyncRun, options: TernGradConfig) -> Gathered:
-    return Gathered(
-        run.ring, TernGrad(clip_factor=options.clip_factor), seed=run.config.seed, start_step=run.start_step
-    )
+    return Gathered(run, TernGrad(clip_factor=options.clip_factor))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

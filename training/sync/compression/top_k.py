@@ -20,8 +20,7 @@ from .payload import from_bytes, to_bytes
 
 
 def build(run: SyncRun, options: TopKConfig) -> Gathered:
-    codec = TopK(ratio=options.sent_share)
-    return Gathered(run.ring, codec, error_feedback=True, together=True, start_step=run.start_step)
+    return Gathered(run, TopK(ratio=options.sent_share), error_feedback=True, together=True)
 
 
 def largest(tensor: Tensor, ratio: Tensor | float) -> Tensor:

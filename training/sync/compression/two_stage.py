@@ -14,8 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from ringfeed.training.optimizers.keras_doors import Tensor, Variable
-from ringfeed.training.ring.ring import Ring
-from ringfeed.training.sync.synchronizer import Array, Exchange
+from ringfeed.training.sync.synchronizer import Array, Exchange, SyncRun
 
 from .base import Compressed, zeros_like
 
@@ -54,15 +53,9 @@ class TwoStage(Compressed):
     """
 
     def __init__(
-        self,
-        ring: Ring,
-        codec: RowCodec,
-        *,
-        error_feedback: bool = False,
-        least_dimensions: int = 2,
-        start_step: int = 0,
+        self, run: SyncRun, codec: RowCodec, *, error_feedback: bool = False, least_dimensions: int = 2
     ) -> None:
-        super().__init__(ring, start_step)
+        super().__init__(run.ring, run.start_step)
         self._codec, self._error_feedback = codec, error_feedback
         self.least_dimensions = least_dimensions
 

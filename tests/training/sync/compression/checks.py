@@ -43,6 +43,7 @@ from ringfeed.training.sync.build import build_run_optimizer, build_synchronizer
 from ringfeed.training.sync.compression.onebit import SignMomentum
 from ringfeed.training.sync.epoch_plan import EpochPlan
 from ringfeed.training.sync.synchronizer import Exchange, SyncRun
+from tests.helpers.sync_runs import sync_run
 from tests.training.keras.ranks import fit_as_one_process, fit_with_statistics
 from tests.training.ring.ranks import check_collectives
 
@@ -210,7 +211,7 @@ def train_clients(ring: Ring, place: Place) -> dict[str, Any]:
 
 def average_a_small_matrix(ring: Ring) -> None:
     """Average a matrix of which some ranks have no part: they take part in the all-to-all all the same."""
-    method = SignMomentum(ring, momentum=0.0)
+    method = SignMomentum(sync_run(ring), momentum=0.0)
     method.build([tf.Variable(tf.zeros([4, 2]))])
     first = tf.constant(0, tf.int64)
     reduce = tf.function(lambda value, loss: method.reduce(Exchange([value], loss=loss), first), autograph=False)

@@ -11,6 +11,7 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ringfeed.training.config.compression import PowerSGDConfig
 from ringfeed.training.ring.ring import Ring, SoloRing
 from ringfeed.training.sync.compression.base import Compressed
 from ringfeed.training.sync.compression.dgc import DGC, DGCRule
@@ -24,6 +25,7 @@ from ringfeed.training.sync.compression.terngrad import TernGrad
 from ringfeed.training.sync.compression.top_k import TopK
 from ringfeed.training.sync.compression.two_stage import TwoStage
 from ringfeed.training.sync.synchronizer import Exchange
+from tests.helpers.sync_runs import sync_run
 from tests.helpers.thread_ring import on_ranks
 
 MATRICES = npst.arrays(
@@ -40,9 +42,9 @@ few = settings(max_examples=15, deadline=None)
 
 def with_feedback(kind: str) -> Compressed:
     made: dict[str, Compressed] = {
-        "top_k": Gathered(SoloRing(), TopK(ratio=0.1), error_feedback=True, together=True),
-        "onebit": TwoStage(SoloRing(), OneBit(), error_feedback=True),
-        "powersgd": PowerSGD(SoloRing(), rank=1, min_rate=1.0),
+        "top_k": Gathered(sync_run(), TopK(ratio=0.1), error_feedback=True, together=True),
+        "onebit": TwoStage(sync_run(), OneBit(), error_feedback=True),
+        "powersgd": PowerSGD(sync_run(), PowerSGDConfig(rank=1, min_rate=1.0)),
         "dgc": DGC(SoloRing(), DGCRule(ratio=0.1, momentum=0.0)),
     }
     return made[kind]
@@ -114,7 +116,7 @@ def test_a_codec_errs_by_less_than_its_rule_allows(gradient: Any, codec: Any) ->
 def test_powersgd_is_exact_for_matrices_of_its_rank(rank: int) -> None:
     rng = np.random.default_rng(rank)
     gradient = (rng.normal(size=(12, rank)) @ rng.normal(size=(rank, 15))).astype(np.float32)
-    synchronizer = PowerSGD(SoloRing(), rank=rank, min_rate=1.0)
+    synchronizer = PowerSGD(sync_run(), PowerSGDConfig(rank=rank, min_rate=1.0))
     synchronizer.build([tf.Variable(gradient)])
     np.testing.assert_allclose(one_step(synchronizer, gradient), gradient, rtol=1e-4, atol=1e-4)
 
@@ -125,7 +127,7 @@ def test_powersgd_finds_the_best_factors_by_its_warm_start() -> None:
     left, values, right = np.linalg.svd(rng.normal(size=(20, 30)))
     values[:2] *= 3
     gradient = (left * values @ right[:20]).astype(np.float32)
-    synchronizer = PowerSGD(SoloRing(), rank=2, min_rate=1.0)
+    synchronizer = PowerSGD(sync_run(), PowerSGDConfig(rank=2, min_rate=1.0))
     synchronizer.build([tf.Variable(gradient)])
     for _ in range(12):
         synchronizer.rank_variables[0].assign(tf.zeros_like(gradient))
@@ -163,9 +165,9 @@ def test_the_largest_entries_of_all_matrices_are_sent(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["top_k", "onebit", "powersgd", "dgc", "qsgd", "terngrad", "half"])
 def test_zero_gradients_stay_zero(kind: str) -> None:
     others: dict[str, Compressed] = {
-        "qsgd": Gathered(SoloRing(), QSGD()),
-        "terngrad": Gathered(SoloRing(), TernGrad()),
-        "half": TwoStage(SoloRing(), Half(dtype=tf.bfloat16)),
+        "qsgd": Gathered(sync_run(), QSGD()),
+        "terngrad": Gathered(sync_run(), TernGrad()),
+        "half": TwoStage(sync_run(), Half(dtype=tf.bfloat16)),
     }
     synchronizer = others.get(kind) or with_feedback(kind)
     zeros = np.zeros((6, 7), np.float32)
@@ -194,7 +196,7 @@ def test_residuals_keep_their_mean_on_another_number_of_ranks(size: int, before:
     rng = np.random.default_rng(size)
 
     def built(ring: Ring) -> TwoStage:
-        synchronizer = TwoStage(ring, OneBit(), error_feedback=True)
+        synchronizer = TwoStage(sync_run(ring), OneBit(), error_feedback=True)
         synchronizer.build([tf.Variable(np.zeros((size, 1), np.float32))])
         return synchronizer
 

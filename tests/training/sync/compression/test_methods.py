@@ -26,6 +26,7 @@ from ringfeed.training.ring.ring import SoloRing
 from ringfeed.training.sync.build import build_synchronizer, momentum_remarks
 from ringfeed.training.sync.compression.onebit import SignMomentum
 from ringfeed.training.sync.synchronizer import Exchange, SyncRun
+from tests.helpers.sync_runs import sync_run
 from tests.helpers.thread_ring import on_ranks
 from tests.training.sync.compression.checks import CHECKS, HIERARCHICAL, METHODS, RANKS, Place, train_by
 
@@ -255,7 +256,8 @@ def test_momentum_on_the_ranks_is_that_of_the_optimizer_until_signs_are_sent(nes
     variable, reference = keras.Variable(np.zeros((4, 2), np.float32)), keras.Variable(np.zeros((4, 2), np.float32))
     optimizer = keras.optimizers.SGD(0.1, momentum=0.9, nesterov=nesterov)
     optimizer.build([reference])
-    method = SignMomentum(SoloRing(), momentum=0.9, nesterov=nesterov, start_step=5)
+    run = sync_run(optimizer={"name": "sgd"}, compression={"method": "onebit", "start_step": 5})
+    method = SignMomentum(run, momentum=0.9, nesterov=nesterov)
     method.build([variable])
     for step in range(6):
         gradient = tf.random.stateless_normal([4, 2], [step, 1])

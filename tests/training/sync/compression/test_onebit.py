@@ -8,9 +8,9 @@ import pytest
 import tensorflow as tf
 
 from ringfeed.training.optimizers.adam import Adam
-from ringfeed.training.ring.ring import SoloRing
 from ringfeed.training.sync.compression.onebit import OneBitAdam
 from ringfeed.training.sync.synchronizer import Exchange
+from tests.helpers.sync_runs import sync_run
 
 START, BETA_1, BETA_2, EPS, RATE = 3, 0.9, 0.99, 1e-7, 0.1
 
@@ -20,7 +20,8 @@ def test_steps_are_dense_until_the_second_moment_freezes_and_then_signs() -> Non
     optimizers = [Adam(RATE, 0.0, BETA_1, BETA_2, EPS, freeze_step=frozen) for frozen in (START, None)]
     for optimizer, target in zip(optimizers, (variable, reference), strict=True):
         optimizer.build([target])
-    method = OneBitAdam(SoloRing(), beta_1=BETA_1, eps=EPS, start_step=START)
+    run = sync_run(optimizer={"name": "adam"}, compression={"method": "onebit", "start_step": START})
+    method = OneBitAdam(run, beta_1=BETA_1, eps=EPS)
     method.build([variable], optimizers[0])
     kept = [slot for slot in optimizers[0].variables if "_moment" in slot.name]
     for step in range(START + 1):
