@@ -72,8 +72,10 @@ class ParquetSource(TableSource):
     def read(self, part: Part, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Read batches of about `BATCH_BYTES`, or of fewer records where long values repeat."""
         with _opener(part.path, unit=self.unit) as (opened, file_bytes):
-            groups, expected = [group for group, _ in part.pieces], self.count(part)
-            rows = batch_rows_within(opened([]), groups, columns, BATCH_ROWS, BATCH_BYTES)
+            parquet, groups = opened([]), [group for group, _ in part.pieces]
+            rows = batch_rows_within(parquet, groups, columns, BATCH_ROWS, BATCH_BYTES)
+            # Its footer as it is now: a file that was changed since the listing is not damaged.
+            expected = sum(parquet.metadata.row_group(group).num_rows for group in groups)
             for batch in read_row_groups(opened, part.path, file_bytes, groups, columns, rows):
                 expected -= batch.num_rows
                 yield check_batch(batch)
