@@ -114,11 +114,11 @@ def choose_nccl(wanted: str) -> Nccl | None:
     Raises:
         RingfeedError: `wanted` is ``yes``, and a part is missing.
     """
-    found = find_nccl(os.environ, Path(sysconfig.get_path("purelib"))) if wanted != "no" else None
+    nccl = find_nccl(os.environ, Path(sysconfig.get_path("purelib"))) if wanted != "no" else None
     cuda_tensorflow = (tensorflow_distribution() or ("", ""))[0] != "tensorflow-cpu"
-    if wanted == "yes" and not (found and cuda_tensorflow):
+    if wanted == "yes" and not (nccl and cuda_tensorflow):
         raise RingfeedError(f"--nccl yes needs {NCCL_HINT}")
-    return found if cuda_tensorflow else None
+    return nccl if cuda_tensorflow else None
 
 
 @contextmanager
@@ -148,12 +148,12 @@ def _check_owner(path: Path) -> None:
     Raises:
         RingfeedError: it belongs to another user, or others may write to it.
     """
-    found = path.lstat()
-    if found.st_uid not in (os.getuid(), 0) or stat.S_ISLNK(found.st_mode):
+    status = path.lstat()
+    if status.st_uid not in (os.getuid(), 0) or stat.S_ISLNK(status.st_mode):
         raise RingfeedError(f"{path} is a link, or belongs to another user; choose another folder with --cache")
-    if found.st_mode & 0o022:
+    if status.st_mode & 0o022:
         raise RingfeedError(
-            f"others may write to {path} (mode {stat.S_IMODE(found.st_mode):o}); if all in it is yours: "
+            f"others may write to {path} (mode {stat.S_IMODE(status.st_mode):o}); if all in it is yours: "
             f"chmod -R go-w {shlex.quote(str(path))}; else choose another folder with --cache"
         )
 
@@ -294,13 +294,13 @@ def install(*, nccl: str, cache: Path, force: bool, say: Callable[[str], None]) 
         else:
             say(f"using the cached {wheel}")
     pip_install(wheel)
-    found = probe_runtime().horovod
-    if found is None or found.error:
-        reason = found.error if found else "it is missing after the installation"
+    probe = probe_runtime().horovod
+    if probe is None or probe.error:
+        reason = probe.error if probe else "it is missing after the installation"
         raise RingfeedError(
             f"the installed Horovod does not load ({reason}); rebuild it: ringfeed install-horovod --force"
         )
-    return found
+    return probe
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -327,8 +327,8 @@ def run(args: argparse.Namespace) -> int:
         console.print(f"horovod: {text}", markup=False, highlight=False, soft_wrap=True)
 
     cache = args.cache if args.cache is not None else cache_root(os.environ, Path.home())
-    found = install(nccl=args.nccl, cache=cache.absolute(), force=args.force, say=say)
-    say(f"{HOROVOD_VERSION} loads, built with {', '.join(found.collectives)}")
+    probe = install(nccl=args.nccl, cache=cache.absolute(), force=args.force, say=say)
+    say(f"{HOROVOD_VERSION} loads, built with {', '.join(probe.collectives)}")
     return 0
 
 

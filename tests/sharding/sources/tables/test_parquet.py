@@ -167,7 +167,7 @@ def test_dictionaries_in_structs_are_read_across_row_groups(tmp_path: Path) -> N
 
 
 def test_missing_images_of_hugging_face_are_reported(tmp_path: Path) -> None:
-    features = {"info": {"features": {"img": {"_type": "Image"}}}}
+    features = {"info": {"features": {"img": {"_type": "Image"}, "tags": [{"_type": "Value"}]}}}
     for name, first in (("none", {"bytes": None, "path": None}), ("there", {"bytes": b"x", "path": "/data/0.png"})):
         images = pa.array([first, None, {"bytes": b"y", "path": None}])
         table = pa.table({"img": images}).replace_schema_metadata({"huggingface": json.dumps(features)})
