@@ -251,7 +251,7 @@ def convert(workload: Workload, data: Path) -> Path:
 
 @contextmanager
 def open_reader(workload: Workload, reader: str, data: Path, folder: Path) -> Iterator[subprocess.Popen[str]]:
-    """A process of DLIO with a reader, which has made one epoch."""
+    """A process of DLIO with a reader, which has made two epochs: in the second, its memory still grows."""
     kind = "npz" if reader == "PyTorch" else workload.format
     options: dict[str, object] = {}
     if reader == "ringfeed":
@@ -260,7 +260,8 @@ def open_reader(workload: Workload, reader: str, data: Path, folder: Path) -> It
         }  # fmt: skip
     with started(command(workload, reader, data, kind, options), folder / f"dlio-{reader}.log") as child:
         ask(child)
-        ask(child, "0\n")
+        for _ in range(2):
+            ask(child, "0\n")
         yield child
 
 
