@@ -1,7 +1,4 @@
-"""Chunks of columns as they cross from Python into TensorFlow, with their types there.
-
-Tested in tests/pipeline/deliver/test_to_tensorflow.py.
-"""
+"""Chunks of columns as they cross from Python into TensorFlow, with their types there."""
 
 from __future__ import annotations
 

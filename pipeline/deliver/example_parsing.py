@@ -1,7 +1,4 @@
-"""Parsing the `tf.train.Example` records of TFRecord shards in TensorFlow. Importing this imports no TensorFlow.
-
-Tested in tests/pipeline/deliver/test_to_tensorflow.py.
-"""
+"""Parsing the `tf.train.Example` records of TFRecord shards in TensorFlow. Importing this imports no TensorFlow."""
 
 from __future__ import annotations
 

@@ -6,7 +6,6 @@ Python, which takes three times as long for chunks of 4 MiB (2026-11-21, TensorF
 
 The functions here run on the CPU, and TensorFlow is told to leave them as they are: placing each on devices and
 optimising it, for every iterator anew, takes 15 ms.
-Tested in tests/pipeline/deliver/test_to_tensorflow.py.
 """
 
 from __future__ import annotations

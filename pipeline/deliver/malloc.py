@@ -8,7 +8,6 @@ Threads other than the first get their memory in heaps of 64 MiB, and glibc retu
 records of 10 MB, most of a batch. A pad of the size of a heap keeps them: epochs of such records are 1.4 times as fast
 (2 cores, 2026-11-28). The price is memory: none with records of 1 kB; with some of 4 MB 150 MiB, for half of the
 processor time.
-Tested in tests/pipeline/deliver/test_to_tensorflow.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""What the streams of a split share in every epoch.
-
-Tested in tests/pipeline/test_loader.py.
-"""
+"""What the streams of a split share in every epoch."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Read one stream of an epoch: open its windows ahead of need, gather the requested samples from them.
-
-Tested in tests/pipeline/test_loader.py.
-"""
+"""Read one stream of an epoch: open its windows ahead of need, gather the requested samples from them."""
 
 from __future__ import annotations
 

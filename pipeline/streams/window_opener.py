@@ -1,7 +1,4 @@
-"""Open windows in background threads: fetch their shards, borrow what is missing, decide which record serves where.
-
-Tested in tests/pipeline/test_loader.py.
-"""
+"""Open windows in background threads: fetch their shards, borrow what is missing, decide which record serves where."""
 
 from __future__ import annotations
 

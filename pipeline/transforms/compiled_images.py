@@ -1,7 +1,6 @@
 """Decodes crops of JPEG files and resizes images by images.c, without TensorFlow, to the pixels of `Loader.epoch`.
 
 JPEGs need the libjpeg-turbo that Pillow brings.
-Tested in tests/pipeline/transforms/test_numpy_images.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
 """Decodes and augments the images of a NumPy batch without TensorFlow: the crops, flips and scale of `image_ops.py`, by
 the same random numbers. Where compiled_images.py cannot decode or resize, Pillow does.
-
-Tested in tests/pipeline/transforms/test_numpy_images.py.
 """
 
 from __future__ import annotations

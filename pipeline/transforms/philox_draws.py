@@ -2,7 +2,6 @@
 
 They are those of `tf.random.split` and `tf.random.stateless_uniform` with ``alg="philox"``: Philox 4x32-10 of Salmon et
 al., "Parallel random numbers: as easy as 1, 2, 3" (2011), section 3.3, keyed as TensorFlow's `GenerateKey` does.
-Tested in tests/pipeline/transforms/test_numpy_images.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """The task of the third round: gather the spilled records of a bucket and write its shards.
 
 Like `partitioning`, a task may run twice, in any process.
-Tested in tests/sharding/building/test_build.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""What all rounds of a build share, and the number of tasks and the memory that follow from it.
-
-Tested in tests/sharding/building/test_build.py.
-"""
+"""What all rounds of a build share, and the number of tasks and the memory that follow from it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The plan of a build or an append: all that the later passes over the source need to know, decided by the first.
-
-Tested in tests/sharding/building/test_build.py.
-"""
+"""The plan of a build or an append: all that the later passes over the source need to know, decided by the first."""
 
 from __future__ import annotations
 

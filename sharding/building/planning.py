@@ -1,7 +1,4 @@
-"""The first round of a build: count the labels, and decide everything from the counts. Nothing is written.
-
-Tested in tests/sharding/building/test_build.py.
-"""
+"""The first round of a build: count the labels, and decide everything from the counts. Nothing is written."""
 
 from __future__ import annotations
 

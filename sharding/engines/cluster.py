@@ -1,7 +1,6 @@
 """Tasks on a cluster, whichever it is: what runs on the workers, and the base of the executors that start them.
 
 On a worker, `run_remotely` checks that it meets the requirements of the build, and returns errors with their traceback.
-Tested in tests/sharding/engines/test_engine.py.
 """
 
 from __future__ import annotations

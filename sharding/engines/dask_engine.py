@@ -1,7 +1,4 @@
-"""The executor on a Dask cluster.
-
-Tested in tests/sharding/engines/test_engine.py.
-"""
+"""The executor on a Dask cluster."""
 
 from __future__ import annotations
 

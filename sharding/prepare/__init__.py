@@ -1,4 +1,7 @@
-"""Prepare records before they are sharded: steps as values, and the sources that apply them."""
+"""Prepare records before they are sharded: steps as values, and the sources that apply them.
+
+Tested in tests/sharding/prepare/test_steps.py.
+"""
 
 from lazy_loader import attach_stub
 

@@ -1,7 +1,4 @@
-"""Steps that change types: `--cast`, `--float32`, and the types that a `--schema` file gives to a typed source.
-
-Tested in tests/sharding/prepare/test_steps.py.
-"""
+"""Steps that change types: `--cast`, `--float32`, and the types that a `--schema` file gives to a typed source."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Names of columns in options, checked with a suggestion in the error; and hidden columns, which no step sees.
-
-Tested in tests/sharding/prepare/test_steps.py.
-"""
+"""Names of columns in options, checked with a suggestion in the error; and hidden columns, which no step sees."""
 
 from __future__ import annotations
 

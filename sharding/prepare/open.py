@@ -1,7 +1,4 @@
-"""Open a source under the names and types that its columns have before the steps, then apply the steps.
-
-Tested in tests/sharding/prepare/test_steps.py.
-"""
+"""Open a source under the names and types that its columns have before the steps, then apply the steps."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A source that applies steps to the records of another, batch by batch, and reads only the columns it needs.
-
-Tested in tests/sharding/prepare/test_steps.py.
-"""
+"""A source that applies steps to the records of another, batch by batch, and reads only the columns it needs."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""`--map module:function`: a user's function on record batches, imported by name in each process that runs it.
-
-Tested in tests/sharding/prepare/test_steps.py.
-"""
+"""`--map module:function`: a user's function on record batches, imported by name in each process that runs it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What a repair does for each file, and what it cannot bring back.
-
-Tested in tests/sharding/repairing/test_repair.py.
-"""
+"""What a repair does for each file, and what it cannot bring back."""
 
 from __future__ import annotations
 

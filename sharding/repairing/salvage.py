@@ -1,7 +1,6 @@
 """Encodes a damaged shard again from its intact records. If none is damaged, these are the bytes that were written.
 
 Reads, and writes nothing. Records are proven by their CRCs, or by the checksums of the pages that hold them.
-Tested in tests/sharding/repairing/test_repair.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Plans the repair of each damaged shard: move its files, restore them, or salvage its records. Writes nothing.
-
-Tested in tests/sharding/repairing/test_repair.py.
-"""
+"""Plans the repair of each damaged shard: move its files, restore them, or salvage its records. Writes nothing."""
 
 from __future__ import annotations
 

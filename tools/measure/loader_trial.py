@@ -1,7 +1,4 @@
-"""The trial of the loader alone: an epoch read as fast as it comes, and discarded.
-
-Tested in tests/tools/profile/test_measure.py.
-"""
+"""The trial of the loader alone: an epoch read as fast as it comes, and discarded."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """The loader's parts alone: checksums and decoding by its counters; trials of handing over, and with shards at hand.
 
 Together with the store alone they are the ceilings that the loader cannot exceed.
-Tested in tests/tools/profile/test_measure.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""A trial: samples that passed in a time, and the loops that measure one.
-
-Tested in tests/tools/profile/test_measure.py.
-"""
+"""A trial: samples that passed in a time, and the loops that measure one."""
 
 from __future__ import annotations
 

@@ -3,7 +3,6 @@
 The decisions are the loader's own: `EpochOrder` says which shards each window has, `PrefetchBudget` which windows are
 fetched ahead, `AdaptiveLimit` how many fetches run at once. Only the work is simulated: an event for each shard, window
 and block of batches, none for each record.
-Tested in tests/tools/predict/test_simulator.py.
 """
 
 from __future__ import annotations

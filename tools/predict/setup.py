@@ -1,7 +1,4 @@
-"""How a simulated dataset is read: by how many ranks on how many hosts, with which options, at which prices.
-
-Tested in tests/tools/predict/test_simulator.py.
-"""
+"""How a simulated dataset is read: by how many ranks on how many hosts, with which options, at which prices."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A rank's program in the model: it transforms batches ahead of need, takes them, makes steps, and meets the others.
-
-Tested in tests/tools/predict/test_simulator.py.
-"""
+"""A rank's program in the model: it transforms batches ahead of need, takes them, makes steps, and meets the others."""
 
 from __future__ import annotations
 

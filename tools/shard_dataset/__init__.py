@@ -1,4 +1,7 @@
-"""`shard-dataset`: the program, its commands, flags and reports."""
+"""`shard-dataset`: the program, its commands, flags and reports.
+
+Tested in tests/tools/shard_dataset/test_program.py.
+"""
 
 from .program import main, run
 

@@ -1,7 +1,4 @@
-"""`python -m ringfeed.tools.shard_dataset`.
-
-Tested in tests/tools/shard_dataset/test_program.py.
-"""
+"""`python -m ringfeed.tools.shard_dataset`."""
 
 from .program import run
 

@@ -1,7 +1,4 @@
-"""What the commands of `shard-dataset` share: the making of a parser, and the flags of most commands.
-
-Tested in tests/tools/shard_dataset/test_program.py.
-"""
+"""What the commands of `shard-dataset` share: the making of a parser, and the flags of most commands."""
 
 from __future__ import annotations
 

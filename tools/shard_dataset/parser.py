@@ -1,7 +1,6 @@
 """The parser of `shard-dataset`: its commands, flags and help.
 
 The commands that write shards are in `write_arguments`.
-Tested in tests/tools/shard_dataset/test_program.py.
 """
 
 from __future__ import annotations

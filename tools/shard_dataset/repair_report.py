@@ -1,7 +1,4 @@
-"""Reports of lost records and of what a repair did or would do.
-
-Tested in tests/tools/shard_dataset/test_program.py.
-"""
+"""Reports of lost records and of what a repair did or would do."""
 
 from __future__ import annotations
 

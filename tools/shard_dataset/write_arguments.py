@@ -1,7 +1,6 @@
 """The flags and help of the `shard-dataset` commands that write shards: build, append and reshard.
 
 A flag's `dest` is the name of a field of the command's options: see `commands._options`.
-Tested in tests/tools/shard_dataset/test_program.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""What build, append and reshard print: the plan of a dry run, or the summary of what was written.
-
-Tested in tests/tools/shard_dataset/test_program.py.
-"""
+"""What build, append and reshard print: the plan of a dry run, or the summary of what was written."""
 
 from __future__ import annotations
 

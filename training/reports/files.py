@@ -1,7 +1,6 @@
 """The history of a run as JSON Lines or CSV, on any storage; on a disk each entry is written when it comes.
 
 A resumed run writes its files anew from the history in its checkpoint, so that no step is in them twice.
-Tested in tests/training/reports/test_trackers.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""A run of MLflow with the configuration as parameters and the history as metrics.
-
-Tested in tests/training/reports/test_trackers.py.
-"""
+"""A run of MLflow with the configuration as parameters and the history as metrics."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The subscribers that a configuration names.
-
-Tested in tests/training/reports/test_trackers.py.
-"""
+"""The subscribers that a configuration names."""
 
 from __future__ import annotations
 

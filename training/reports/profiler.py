@@ -1,7 +1,4 @@
-"""A trace of some steps by TensorFlow's profiler, for TensorBoard's Profile page or XProf.
-
-Tested in tests/training/reports/test_trackers.py.
-"""
+"""A trace of some steps by TensorFlow's profiler, for TensorBoard's Profile page or XProf."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The history of a run for TensorBoard: event files that `tf.summary` writes; TensorBoard itself is not needed.
-
-Tested in tests/training/reports/test_trackers.py.
-"""
+"""The history of a run for TensorBoard: event files that `tf.summary` writes; TensorBoard itself is not needed."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Subscribers to the events of a run: a method for each kind of event; a subclass overrides some.
-
-Tested in tests/training/reports/test_trackers.py.
-"""
+"""Subscribers to the events of a run: a method for each kind of event; a subclass overrides some."""
 
 from __future__ import annotations
 

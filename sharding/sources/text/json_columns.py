@@ -1,7 +1,4 @@
-"""JSON lines to columns of known types: each value exactly, or its record is rejected.
-
-Tested in tests/sharding/sources/text/test_jsonl.py.
-"""
+"""JSON lines to columns of known types: each value exactly, or its record is rejected."""
 
 from __future__ import annotations
 

@@ -3,7 +3,6 @@
 Arrow alone would accept two objects in a line or one in two lines, turn text that looks like a time into one, crash
 when it infers types from deeply nested lists or a line of ``null``, and report an error without its line. So it is
 only given types that are known, and its result is used only if it confirms them.
-Tested in tests/sharding/sources/text/test_jsonl.py.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 A key whose values no column can hold is an error, unless the key or an object around it is unwanted: then that is
 left out as a whole.
-Tested in tests/sharding/sources/text/test_jsonl.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""A summary of the values at one path of JSON records, and the type that holds them all.
-
-Tested in tests/sharding/sources/text/test_jsonl.py.
-"""
+"""A summary of the values at one path of JSON records, and the type that holds them all."""
 
 from __future__ import annotations
 
