@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from unicodedata import normalize
 
@@ -22,7 +23,7 @@ from ringfeed.sharding.sources.split_names import warn_of_splits
 from .options import BuildOptions
 
 _logger = logging.getLogger(__name__)
-_PANDAS_INDEX = re.compile(r"__index_level_\d+__")
+_PANDAS_INDEX = re.compile(r"__index_level_\d+__|Unnamed: 0")  # in Parquet; in CSV that was read and written again
 
 
 def survey(source: Source, options: BuildOptions) -> None:
@@ -37,13 +38,15 @@ def survey(source: Source, options: BuildOptions) -> None:
     _check_names(source.schema)
     if not options.split_files and options.deciding_column is None:
         warn_of_splits(source, options.source)
-    for name in filter(_PANDAS_INDEX.fullmatch, source.schema.names):
+    names = source.schema.names
+    nameless = [name for name in names[:1] if not name]  # so `DataFrame.to_csv` writes the index
+    for name in [*filter(_PANDAS_INDEX.fullmatch, names), *nameless]:
         _logger.warning(
             "the column %r is the index of a pandas DataFrame, and is stored like the others; leave it out with "
             "--drop-columns %s",
-            name, name,
+            name, shlex.quote(name),
         )  # fmt: skip
-    warn_of_twins("column", source.schema.names, "rename one with --rename, or drop it")
+    warn_of_twins("column", names, "rename one with --rename, or drop it")
     base, files = unwrap(source), set[str]()
     for folders, names in _image_folders(base):
         _warn_of_empty_folders(folders, names)

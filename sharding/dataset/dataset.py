@@ -149,6 +149,12 @@ def no_dataset_error(storage: Storage) -> DatasetError:
         where = storage.locate()
         parent = where.rstrip("/").rpartition("/")[0]
         return DatasetError(f"{where} holds files of the dataset at {parent}, and is none itself; name that folder")
+    folder, mark, split = storage.locate().rpartition("#")
+    if mark and holds_dataset(Storage(folder)):
+        return DatasetError(
+            f"there is no dataset at {storage.locate()}, but at {folder}; name that folder, and its split by an option "
+            f"of its own, such as --split {split}"
+        )
     return DatasetError(
         f"there is no dataset at {storage.locate()}: it has no {MANIFEST_NAME}. Either the path is wrong, or a "
         "build did not finish; make one with: shard-dataset build SRC DST --label COL"

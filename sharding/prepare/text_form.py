@@ -11,7 +11,7 @@ from ringfeed.sharding.schema import Feature
 from ringfeed.sharding.sources.text.csv_dialect import CsvDialect
 
 from .casts import Cast
-from .comma_lists import ALL, split_columns, split_names, split_pairs
+from .comma_lists import ALL, split_columns, split_names, split_pairs, split_texts
 from .image_transform import ImageOptions, parse_encoding, parse_size
 from .null_steps import DropNulls, FillNulls, MaskNulls
 from .options import PrepareOptions
@@ -22,7 +22,7 @@ from .user_map import MapBatches
 _RECORDED = {"schema", "null_values", "csv", "steps", "float32", "dedup", "rare_classes", "images"}
 _STEPS: dict[str, Callable[[str], Step]] = {
     "--select": lambda text: Select(split_names(text)),
-    "--drop-columns": lambda text: Drop(split_names(text)),
+    "--drop-columns": lambda text: Drop(split_texts(text)),  # the index of pandas has no name
     "--rename": lambda text: Rename(split_pairs(text)),
     "--cast": lambda text: Cast(split_pairs(text)),
     "--filter": Filter,

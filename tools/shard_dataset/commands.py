@@ -85,6 +85,7 @@ _STAGES = {
     "export": "write files",
 }
 _HEAD_BYTES = 24
+_SHOWN_RECORDS = 5  # by `cat`, without --limit
 
 Options = TypeVar("Options", BuildOptions, AppendOptions, ExportOptions)
 Report = Callable[[Progress], None]
@@ -286,10 +287,12 @@ def _cat(args: argparse.Namespace) -> int:
     dataset = open_dataset(args.url)
     split = next(iter(dataset.manifest.splits)) if args.split is None else args.split
     any_letter = (sys.stdout.encoding or "utf-8").lower() == "utf-8"  # another encoding's escapes would not be JSON
-    for record in read_records(dataset, split, args.limit):
+    for record in read_records(dataset, split, _SHOWN_RECORDS if args.limit is None else args.limit):
         print(json.dumps(_printable(record), ensure_ascii=not any_letter))
         if reader_left():
             break
+    if args.limit is None and (records := dataset.manifest.split(split).records) > _SHOWN_RECORDS:
+        print_stderr(f"the first {_SHOWN_RECORDS} of the {records:,} records of {split!r}; see --limit and --split")
     return _OK
 
 

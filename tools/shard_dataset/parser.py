@@ -197,7 +197,7 @@ def _add_cat(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     _add_url(command)
     command.set_defaults(json=False)
     command.add_argument("--split", help="split to read (default: the first)")
-    command.add_argument("--limit", type=checked_type(at_least(0)), default=5, help="number of records (default: 5)")
+    command.add_argument("--limit", type=checked_type(at_least(0)), help="number of records (default: 5)")
 
 
 def _add_clean(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

@@ -1,5 +1,6 @@
 """What a build says of names, folders and images that may be a mistake."""
 
+import shlex
 import unicodedata
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 from PIL import Image
 
 from ringfeed.sharding import BuildOptions, open_dataset, plan_build
-from ringfeed.sharding.prepare import Drop, ImageOptions, PrepareOptions, parse_encoding
+from ringfeed.sharding.prepare import ImageOptions, PrepareOptions, parse_encoding, parse_step
 from tests.helpers.builds import built
 
 COMPOSED, DECOMPOSED = (unicodedata.normalize(form, "café") for form in ("NFC", "NFD"))
@@ -29,15 +30,29 @@ def picture(path: Path, orientation: int = 1) -> None:
     Image.new("RGB", (8, 6)).save(path, exif=exif)
 
 
-def test_the_index_of_a_data_frame_is_noticed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    pd.DataFrame({"x": [1, 2, 3]}, index=[5, 6, 7]).to_parquet(tmp_path / "a.parquet")
-    plan(tmp_path / "a.parquet")
+@pytest.mark.parametrize(
+    ("name", "index", "shown"),
+    [
+        ("a.parquet", "__index_level_0__", "__index_level_0__"),
+        ("a.csv", "", "''"),
+        ("again.csv", "Unnamed: 0", "'Unnamed: 0'"),
+    ],
+)
+def test_the_index_of_a_data_frame_is_noticed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str, index: str, shown: str
+) -> None:
+    frame = pd.DataFrame({"x": [1, 2, 3]}, index=[5, 6, 7])
+    frame.to_parquet(tmp_path / "a.parquet")
+    frame.to_csv(tmp_path / "a.csv")
+    pd.read_csv(tmp_path / "a.csv").to_csv(tmp_path / "again.csv", index=False)
+    plan(tmp_path / name)
     assert caplog.messages == [
-        "the column '__index_level_0__' is the index of a pandas DataFrame, and is stored like the others; leave it "
-        "out with --drop-columns __index_level_0__"
+        f"the column {index!r} is the index of a pandas DataFrame, and is stored like the others; leave it "
+        f"out with --drop-columns {shown}"
     ]
     caplog.clear()
-    plan(tmp_path / "a.parquet", steps=(Drop(("__index_level_0__",)),))
+    (text,) = shlex.split(shown)
+    plan(tmp_path / name, steps=(parse_step("--drop-columns", text, folder=""),))
     assert not caplog.messages
 
 

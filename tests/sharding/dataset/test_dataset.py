@@ -125,6 +125,11 @@ def test_only_a_dataset_opens(tmp_path: Path, url: str) -> None:
         open_dataset(url.format(tmp_path))
 
 
+def test_a_split_is_named_apart_from_the_folder(pristine: Path) -> None:
+    with pytest.raises(DatasetError, match=rf"#train, but at {pristine}; name that folder, .* --split train$"):
+        open_dataset(f"{pristine}#train")
+
+
 def test_a_file_is_no_dataset_but_may_become_or_belong_to_one(pristine: Path, tmp_path: Path) -> None:
     table = tmp_path / "my rows.parquet"
     table.touch()

@@ -34,7 +34,7 @@ _PAIRS = st.lists(st.tuples(_NAMES, _TEXT), min_size=1, max_size=3).map(tuple)
 _COLUMNS = st.lists(_TEXT, min_size=1, max_size=3).map(tuple)
 _STEPS: st.SearchStrategy[Step] = st.one_of(
     st.builds(Select, _COLUMNS),
-    st.builds(Drop, _COLUMNS),
+    st.builds(Drop, st.lists(_TEXT | st.just(""), min_size=1, max_size=3).map(tuple)),
     st.builds(DropNulls, st.just(()) | _COLUMNS),
     st.builds(MaskNulls, _COLUMNS),
     st.builds(Rename, _PAIRS),

@@ -72,6 +72,11 @@ def test_dedup_takes_all_columns_or_some(words: list[str], dedup: Any) -> None:
     assert prepare_options(parsed(*words)).dedup == dedup
 
 
+@pytest.mark.parametrize("text", ["", '""'])
+def test_a_column_without_a_name_is_dropped(text: str) -> None:
+    assert prepare_options(parsed("a", "b", "--drop-columns", text)).steps == (Drop(("",)),)
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [

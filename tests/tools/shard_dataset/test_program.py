@@ -545,9 +545,16 @@ class TestCat:
     def test_prints_records_as_lines_of_json(self, capsys: pytest.CaptureFixture[str], dataset: Path) -> None:
         capsys.readouterr()
         assert main(["cat", str(dataset), "--split", "test", "--limit", "40"]) == 0
-        rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+        told = capsys.readouterr()
+        rows = [json.loads(line) for line in told.out.splitlines()]
         assert len(rows) == 40
         assert all(row["hours"] == row["id"] / 8 for row in rows)
+        assert not told.err
+        assert main(["cat", str(dataset), "--split", "test"]) == 0
+        told = capsys.readouterr()
+        records = open_dataset(str(dataset)).manifest.split("test").records
+        assert len(told.out.splitlines()) == 5
+        assert told.err == f"the first 5 of the {records} records of 'test'; see --limit and --split\n"
 
     @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
     def test_lines_are_json_in_any_encoding(self, installed: Cli, tmp_path: Path, encoding: str) -> None:
