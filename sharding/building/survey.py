@@ -38,15 +38,15 @@ def survey(source: Source, options: BuildOptions) -> None:
     _check_names(source.schema)
     if not options.split_files and options.deciding_column is None:
         warn_of_splits(source, options.source)
-    names = source.schema.names
-    nameless = [name for name in names[:1] if not name]  # so `DataFrame.to_csv` writes the index
-    for name in [*filter(_PANDAS_INDEX.fullmatch, names), *nameless]:
+    columns = source.schema.names
+    nameless = [name for name in columns[:1] if not name]  # so `DataFrame.to_csv` writes the index
+    for name in [*filter(_PANDAS_INDEX.fullmatch, columns), *nameless]:
         _logger.warning(
             "the column %r is the index of a pandas DataFrame, and is stored like the others; leave it out with "
             "--drop-columns %s",
             name, shlex.quote(name),
         )  # fmt: skip
-    warn_of_twins("column", names, "rename one with --rename, or drop it")
+    warn_of_twins("column", columns, "rename one with --rename, or drop it")
     base, files = unwrap(source), set[str]()
     for folders, names in _image_folders(base):
         _warn_of_empty_folders(folders, names)

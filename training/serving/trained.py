@@ -6,7 +6,6 @@ Tested in tests/training/serving/test_export.py and tests/test_forged_files.py.
 from __future__ import annotations
 
 import math
-import re
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -220,12 +219,11 @@ def column_spec(feature: Feature) -> Any:
     dtype = tf.string if feature.dtype in ("string", "binary") else tf.as_dtype(feature.dtype)
     if feature.fixed_shape is None:
         return tf.RaggedTensorSpec([None, None], dtype)
-    return tf.TensorSpec([None, *feature.fixed_shape], dtype, name=feature.name)
+    return tf.TensorSpec([None, *feature.fixed_shape], dtype)
 
 
 def mask_specs(features: Iterable[Feature]) -> dict[str, Any]:
-    names = [mask_name(feature.name) for feature in features]
-    return {name: tf.TensorSpec([None], tf.bool, name=re.sub(r"\W", "_", name)) for name in names}
+    return {mask_name(feature.name): tf.TensorSpec([None], tf.bool) for feature in features}
 
 
 def _ancestors(operation: Any) -> set[Any]:
