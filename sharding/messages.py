@@ -34,12 +34,12 @@ def some_of(number: int, total: int, noun: str, verb: str) -> str:
 
 
 def listed(names: Sequence[str], most: int = 20) -> str:
-    """The first names of a list, separated by commas.
+    """The first names of a list, separated by commas; an empty one is ''.
 
-    >>> listed(["a", "b", "c"]), listed(["a", "b", "c"], 2)
-    ('a, b, c', 'a, b, ...')
+    >>> listed(["", "b", "c"]), listed(["a", "b", "c"], 2)
+    ("'', b, c", 'a, b, ...')
     """
-    return ", ".join(map(printable, names[:most])) + (", ..." if len(names) > most else "")
+    return ", ".join(printable(name) or "''" for name in names[:most]) + (", ..." if len(names) > most else "")
 
 
 def closest(name: object, known: Iterable[str]) -> str | None:

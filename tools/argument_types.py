@@ -128,7 +128,8 @@ def refuse_unknown(program: argparse.ArgumentParser, command: str | None, words:
     typed = next((word.partition("=")[0] for word in words if word.startswith("--")), "")
     flags = parser._option_string_actions
     longer = " or ".join(flag for flag in flags if flag.startswith(f"{typed}-")) if typed else ""
-    close = longer or closest(typed, flags)
+    is_config = not typed and "--config" in flags and words[0].endswith((".yaml", ".yml"))
+    close = f"--config {words[0]}" if is_config else longer or closest(typed, flags)
     parser.error(f"unrecognized arguments: {' '.join(words)}" + (f" (did you mean {close}?)" if close else ""))
 
 

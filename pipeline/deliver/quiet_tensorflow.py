@@ -1,4 +1,4 @@
-"""Imports TensorFlow for the command line, without its start-up messages.
+"""Imports TensorFlow without its start-up messages, for commands and for programs that import from ringfeed.
 
 Tested in tests/pipeline/deliver/test_quiet_tensorflow.py.
 """
@@ -10,8 +10,11 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+from lazy_loader import attach_stub
 
 from ringfeed.sharding.common.own_process import is_own_process
 from ringfeed.sharding.common.stderr_filter import drop_stderr_lines
@@ -33,6 +36,21 @@ def quiet_tensorflow() -> Iterator[None]:
         with drop_stderr_lines(_NOISE):
             _import_tensorflow()
             yield
+
+
+def attach_quietly(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """Do as `lazy_loader.attach_stub`, but suppress what TensorFlow logs while a name's module imports it, no longer.
+
+    The environment stays as it is: TensorFlow would go on to hide what a user's own program makes it log.
+    """
+    load, names, public = attach_stub(package, file)
+
+    def load_quietly(name: str) -> Any:
+        is_shown = "tensorflow" in sys.modules or os.environ.get("TF_CPP_MIN_LOG_LEVEL") == "0"
+        with nullcontext() if is_shown else drop_stderr_lines(_NOISE):
+            return load(name)
+
+    return load_quietly, names, public
 
 
 def _import_tensorflow() -> None:

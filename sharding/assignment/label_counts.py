@@ -17,10 +17,12 @@ from ringfeed.sharding.compute.class_counts import narrow_counts
 from ringfeed.sharding.compute.grouping import group
 from ringfeed.sharding.errors import SourceError
 from ringfeed.sharding.prepare.column_names import HIDDEN
+from ringfeed.sharding.prepare.expression import filter_complete
 from ringfeed.sharding.prepare.screening.record_origins import describe_origin
 from ringfeed.sharding.prepare.steps import Step
 from ringfeed.sharding.schema import Schema, class_array, label_type
 from ringfeed.sharding.sources import Part, Source
+from ringfeed.sharding.sources.base import unwrap
 
 _COUNT = f"{HIDDEN}count"
 _MERGED_VALUES = 1 << 18  # new values to merge at once, at least: each merge hashes all known values again
@@ -169,9 +171,12 @@ def _checked_labels(source: Source, part: Part) -> Iterator[pa.Array]:
     for labels in source.labels(part):
         if labels.null_count:
             position += int(np.flatnonzero(labels.is_null().to_numpy(zero_copy_only=False))[0])
+            stored = unwrap(source).schema
+            finite = label in stored.names and stored[label].dtype.startswith("float")  # NaN is no class either
+            remedy = filter_complete(label, finite=finite)
             raise SourceError(
                 f"{part.path}: {describe_origin(source, part, position, label)} has no value for the label {label!r}; "
-                "drop or fill it first, or skip such records with --on-bad-record skip:N"
+                f"drop such records with {remedy}, or skip up to N of them with --on-bad-record skip:N"
             )
         position += len(labels)
         yield labels

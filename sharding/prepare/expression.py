@@ -8,6 +8,8 @@ Times are stored as integers; a text compared with them is read as a date or tim
 from __future__ import annotations
 
 import ast
+import json
+import shlex
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import time
 from decimal import Decimal
@@ -62,6 +64,22 @@ def columns_of(text: str, names: Collection[str]) -> frozenset[str]:
     if not used:
         raise ConfigError(f"--filter {text!r}: the expression names no column; an expression may hold {_GRAMMAR}")
     return used
+
+
+def filter_complete(name: str, *, finite: bool = False) -> str:
+    """The flag that drops records without a value in a column, as a shell takes it; if `finite`, also NaN and infinity.
+
+    >>> print(filter_complete("delay"), filter_complete("dep. delay"), filter_complete("delay", finite=True), sep="\\n")
+    --filter 'delay is not null'
+    --filter 'col("dep. delay") is not null'
+    --filter 'delay - delay == 0'
+    """
+    try:
+        is_plain = columns_of(name, [name]) == {name}
+    except ConfigError:
+        is_plain = False
+    column = name if is_plain else f"col({json.dumps(name, ensure_ascii=False)})"
+    return f"--filter {shlex.quote(f'{column} - {column} == 0' if finite else f'{column} is not null')}"
 
 
 def evaluate(

@@ -138,7 +138,7 @@ def open_new_records(
     lacking = [feature.name for feature in features if feature.name not in after.values()]
     if lacking and not _makes_columns(steps):
         hint = _hint(lacking[0], names) if len(lacking) == 1 else f"the columns are: {listed(names)}"
-        raise ConfigError(f"{source} lacks columns that the model takes: {', '.join(lacking)}; {hint}")
+        raise ConfigError(f"{source} lacks columns that the model takes: {listed(lacking)}; {hint}")
     types = {feature.name: feature for feature in features if feature.name in after.values()}
     prepared = open_prepared(source, None, kind, replace(plain, steps=steps), _fail, types, unlabelled=True)
     for feature in features:

@@ -101,6 +101,7 @@ def test_the_help_of_each_command_begins_with_its_examples() -> None:
         ),
         ("ringfeed", ["x"], "there is no command 'x'; the commands are: train, launch, export, predict, "),
         ("ringfeed", ["profile", "d", "--batchsize", "3"], "arguments: --batchsize 3 (did you mean --batch-size?)"),
+        ("ringfeed", ["train", "run.yaml"], "unrecognized arguments: run.yaml (did you mean --config run.yaml?)"),
         ("ringfeed", ["train", "--confg", "run.yaml"], "arguments: --confg run.yaml (did you mean --config?)"),
         ("ringfeed", ["train", "--conf", "run.yaml", "--sett=a"], "arguments: --sett=a (did you mean --set?)"),
         ("shard-dataset", ["build", "a", "--shards", "3"], "arguments are required: DST"),

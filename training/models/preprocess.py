@@ -19,6 +19,7 @@ from ringfeed.pipeline.transforms.tabular_plan import TabularPlan
 from ringfeed.sharding.dataset.manifest import Manifest
 from ringfeed.sharding.errors import ConfigError, TrainingError
 from ringfeed.sharding.messages import did_you_mean, listed
+from ringfeed.sharding.prepare.expression import filter_complete
 from ringfeed.sharding.schema import Feature
 from ringfeed.training.config.data import DataConfig
 from ringfeed.training.config.keys import as_yaml
@@ -127,7 +128,7 @@ def refuse_missing(features: Sequence[Feature], manifest: Manifest, model: str, 
             raise ConfigError(
                 f"column {feature.name!r} ({feature.dtype}) has missing values, which model.name={model} cannot tell "
                 f"from others: {remedy}{_leave_out(feature.name)}, or drop such records: "
-                f"shard-dataset build --filter '{feature.name} is not null'"
+                f"shard-dataset build {filter_complete(feature.name)}"
             )
 
 

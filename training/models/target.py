@@ -14,6 +14,7 @@ from ringfeed.sharding.dataset.manifest import Manifest
 from ringfeed.sharding.dataset.statistics import FeatureStatistics
 from ringfeed.sharding.errors import ConfigError
 from ringfeed.sharding.messages import did_you_mean, listed
+from ringfeed.sharding.prepare.expression import filter_complete
 from ringfeed.sharding.schema import Feature
 from ringfeed.training.config.class_names import class_number
 from ringfeed.training.config.train_config import TrainConfig
@@ -137,9 +138,10 @@ def _labels(feature: Feature, known: Mapping[str, FeatureStatistics]) -> Target:
 def _check_complete(feature: Feature, known: Mapping[str, FeatureStatistics]) -> None:
     for split, of in known.items():
         if missing := of.nulls + of.nonfinite:
+            remedy = filter_complete(feature.name, finite=of.nonfinite > 0)
             raise ConfigError(
                 f"data.target: {missing} of the values of {feature.name!r} in split {split!r} are missing or not "
-                f"finite; drop such records: shard-dataset build --filter '{feature.name} is not null'"
+                f"finite; drop such records: shard-dataset build {remedy}"
             )
 
 

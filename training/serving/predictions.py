@@ -29,6 +29,7 @@ from ringfeed.sharding.destination.leftovers import abort_uploads, remove_files
 from ringfeed.sharding.destination.provenance import Provenance, digest_of
 from ringfeed.sharding.errors import ConfigError, RingfeedError
 from ringfeed.sharding.messages import did_you_mean, listed
+from ringfeed.sharding.prepare.expression import filter_complete
 from ringfeed.sharding.schema import Feature, Schema
 from ringfeed.sharding.storage.atomic_files import draft_target
 from ringfeed.sharding.storage.lease import is_lease_file
@@ -135,7 +136,7 @@ class Predictor:
         if nulls and not has_mask and feature.elements is not None and not feature.dtype.startswith("float"):
             raise ConfigError(
                 f"{self.url}: {nulls} values of column {feature.name!r} are missing in split {self.split!r}, and none "
-                f"were in training; drop such records: shard-dataset reshard --filter '{feature.name} is not null'"
+                f"were in training; drop such records: shard-dataset reshard {filter_complete(feature.name)}"
             )
 
     @cached_property

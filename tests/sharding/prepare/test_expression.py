@@ -2,6 +2,7 @@
 
 import math
 import operator
+import shlex
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringfeed.sharding import ConfigError
-from ringfeed.sharding.prepare.expression import columns_of, evaluate
+from ringfeed.sharding.prepare.expression import columns_of, evaluate, filter_complete
 
 COLUMNS = {
     "x": pa.array([1, 2, None], pa.int8()),
@@ -235,3 +236,12 @@ def test_a_text_that_is_no_time_is_refused(text: str, told: str) -> None:
     columns = {name: pa.array([], pa.int32() if k.bit_width == 32 else pa.int64()) for name, (k, _) in TIMES.items()}
     with pytest.raises(ConfigError, match=told):
         evaluate(text, columns, {name: kind for name, (kind, _) in TIMES.items()})
+
+
+@pytest.mark.parametrize("name", ["x", "a b", "Solar.R", "class", "true", 'say "hi"', "it's", "", "a-b", "1", "a\nb"])
+@pytest.mark.parametrize("finite", [False, True])
+def test_a_remedy_drops_records_without_a_value_whatever_the_column_is_called(name: str, finite: bool) -> None:
+    flag, text = shlex.split(filter_complete(name, finite=finite))
+    values = pa.array([1.0, None, float("nan"), float("-inf")])
+    assert (flag, columns_of(text, [name, "Solar"])) == ("--filter", {name})
+    assert evaluate(text, {name: values}).fill_null(False).to_pylist() == [True, False, not finite, not finite]
