@@ -153,7 +153,7 @@ def _train_arguments(args: argparse.Namespace) -> argparse.Namespace | None:
     """Return the arguments of the ranks, if they train."""
     if args.program[:1] != ["train"]:
         return None
-    parser = argparse.ArgumentParser(prog="ringfeed train")
+    parser = argparse.ArgumentParser(prog="ringfeed train", formatter_class=argparse.RawDescriptionHelpFormatter)
     add_train_arguments(parser)
     return parser.parse_args(args.program[1:])
 

@@ -12,6 +12,7 @@ import re
 import secrets
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -24,6 +25,8 @@ from .lease import boot_id, process_start_ticks
 _NAMES = re.compile(r"([a-z-]+)-([0-9a-f]{16})-(\d+)-(\d+)-[0-9a-f]{8}")  # groups: kind, machine, process, its start
 _KIND = "ringfeed-tmp"
 _MARKED = "pymp-"  # `multiprocessing` names its folders so, and `mark_folder` marks them
+_REMOVALS = 20  # attempts: a thread that is about to end may still write into the folder
+_REMOVAL_SECONDS = 0.05
 _mine: list[Path] = []
 
 
@@ -43,7 +46,11 @@ def temporary_folder(parent: str | os.PathLike[str] | None = None) -> Iterator[P
         yield folder
     finally:
         _mine.remove(folder)
-        shutil.rmtree(folder, ignore_errors=True)
+        for _ in range(_REMOVALS):
+            shutil.rmtree(folder, ignore_errors=True)
+            if not folder.exists():
+                break
+            time.sleep(_REMOVAL_SECONDS)
 
 
 @contextmanager

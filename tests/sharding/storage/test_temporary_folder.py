@@ -1,11 +1,13 @@
 """Temporary folders go with their process, however it ends."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -77,4 +79,20 @@ def test_tempfile_is_restored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
             assert tempfile.gettempdir() == inner
         assert Path(inner).parent == tmp_path
     assert tempfile.gettempdir() == str(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_thread_writes_late_is_removed_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    remove, calls = shutil.rmtree, []
+
+    def remove_and_write(folder: Path, **options: Any) -> None:
+        remove(folder, **options)
+        calls.append(folder)
+        if len(calls) == 1:  # as a thread of a loader does that was filling a cache
+            (folder / "shards").mkdir(parents=True)
+
+    monkeypatch.setattr(shutil, "rmtree", remove_and_write)
+    with temporary_folder(tmp_path):
+        pass
+    assert len(calls) == 2
     assert list(tmp_path.iterdir()) == []
