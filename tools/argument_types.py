@@ -43,8 +43,10 @@ class HelpFormatter(argparse.HelpFormatter):
 
 
 def _filled_entry(line: str, width: int) -> str:
-    """Wrap the text of an entry in a list, which spaces separate from the entry's name; other lines stay."""
+    """Wrap the text of an entry in a list, which spaces separate from the entry's name, or a comment; others stay."""
     name = _ENTRY.match(line)
+    if line.startswith("  # "):
+        return _filled(line, width, "  # ")
     if name is None or len(line) <= width:
         return line
     hang = len(name[0]) if 2 * len(name[0]) < width else len(name[1]) + 4

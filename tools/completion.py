@@ -1,9 +1,10 @@
-"""Completion of commands and flags in a shell, by argcomplete: the shell asks the program itself what may follow."""
+"""Completion of commands, flags and keys in a shell, by argcomplete: the shell asks the program what may follow."""
 
 from __future__ import annotations
 
 import argparse
 import os
+import re
 import shlex
 
 _PROGRAMS = ("ringfeed", "shard-dataset")
@@ -45,4 +46,23 @@ def answer_shell(parser: argparse.ArgumentParser) -> None:
     if words_so_far() is not None:
         import argcomplete
 
+        (commands,) = (action.choices for action in parser._actions if isinstance(action, argparse._SubParsersAction))
+        for action in (action for command in commands.values() for action in command._actions):
+            if action.dest == "overrides":
+                action.completer = complete_override
         argcomplete.autocomplete(parser)
+
+
+def complete_override(prefix: str, **_: object) -> list[str]:
+    """What may follow `--set`: the keys of a configuration, and after ``=`` the words that a key may be.
+
+    >>> complete_override("data.on_bad_shard=")
+    ['data.on_bad_shard=raise', 'data.on_bad_shard=quarantine']
+    """
+    from ringfeed.training.config.keys import all_keys
+
+    key, has_value, _ = prefix.partition("=")
+    if not has_value:
+        return [f"{name}=" for name, _ in all_keys()]
+    words = next((field.metadata.get("choices") or () for name, field in all_keys() if name == key), ())
+    return [f"{key}={word}" for word in words if re.fullmatch(r"[\w.-]+", word)]

@@ -77,7 +77,8 @@ def test_help_does_not_break_a_flag(monkeypatch: pytest.MonkeyPatch) -> None:
         assert "--cache-bytes" in parser.format_help()
 
 
-def test_the_help_of_each_command_begins_with_its_examples() -> None:
+def test_the_help_of_each_command_begins_with_its_examples_and_wraps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
     parsers = [build_parser(), *map(cli.build_parser, cli.COMMANDS)]
     whole = [(parser.prog, parser.format_help()) for parser in parsers]
     for parser, name in [(parsers[0], None), *zip(parsers[1:], cli.COMMANDS, strict=True)]:
@@ -89,6 +90,10 @@ def test_the_help_of_each_command_begins_with_its_examples() -> None:
         assert description.strip().endswith("."), program
         assert program in examples, program
         assert usage.startswith(program), program
+        whole_lines = re.compile(
+            r" +(\[|ringfeed |shard-dataset )"
+        )  # groups of flags that exclude each other; examples
+        assert not [line for line in text.splitlines() if len(line) > 100 and not whole_lines.match(line)], program
 
 
 @pytest.mark.parametrize(

@@ -46,6 +46,8 @@ def test_the_script_runs_in_its_shell(capsys: pytest.CaptureFixture[str], shell:
         ("shard-dataset export a b --to w", ["webdataset "]),
         ("ringfeed train --q", ["--quiet "]),
         ("ringfeed comp", ["completion "]),
+        ("ringfeed train --set early_stopping.mi", ["early_stopping.min_delta="]),
+        ("ringfeed tune d --set backend=mu", ["multi_worker "]),  # bash takes what stands before = for another word
     ],
 )
 def test_bash_completes_commands_flags_and_values(line: str, expected: list[str]) -> None:

@@ -6,6 +6,7 @@ import argparse
 import os
 from collections.abc import Callable
 
+from ringfeed.sharding.sources import KINDS
 from ringfeed.sharding.sources.arrays.url_selection import split_selection
 from ringfeed.sharding.storage.location import Location
 from ringfeed.tools.argument_types import HelpFormatter, add_verbosity, at_least, checked_type, parse_bytes
@@ -66,6 +67,14 @@ def add_memory(command: argparse.ArgumentParser, note: str = "") -> None:
         "--memory", dest="memory_bytes", type=checked_type(parse_bytes), metavar="SIZE",
         help="approximate memory of all processes together, such as 2GiB (default: 1 GiB for each, at least 2 GiB)"
         + note,
+    )  # fmt: skip
+
+
+def add_source_kind(command: argparse.ArgumentParser, default: str | None, origin: str, note: str = "") -> None:
+    """Add `--source-kind`; its help says where the default comes from, and ends with `note`."""
+    command.add_argument(
+        "--source-kind", choices=("auto", *KINDS), default=default, metavar="KIND",
+        help=f"kind of SRC: {', '.join(KINDS)} (default: {origin}){note}",
     )  # fmt: skip
 
 

@@ -9,7 +9,6 @@ import argparse
 from importlib.metadata import version
 
 from ringfeed.sharding.exporting.export import EXPORT_FORMATS
-from ringfeed.sharding.sources import KINDS
 from ringfeed.tools.argument_types import (
     CommandParser,
     EventParser,
@@ -25,6 +24,7 @@ from .common_arguments import (
     add_images_from,
     add_json,
     add_memory,
+    add_source_kind,
     add_trust_code,
     add_workers,
     cores,
@@ -184,7 +184,7 @@ def _add_repair(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "--source", metavar="SRC", action="append",
         help="source of the dataset, to rebuild lost shards from; once for each generation that lost some",
     )  # fmt: skip
-    command.add_argument("--source-kind", choices=("auto", *KINDS), help="kind of SRC (default: as in the build)")
+    add_source_kind(command, None, "as in the build")
     add_trust_code(command)
     add_images_from(command)
     add_memory(command, "; for reading SRC")

@@ -11,7 +11,6 @@ from ringfeed.sharding.engines.engine import check_engine
 from ringfeed.sharding.formats.shard_encode import COMPRESSIONS
 from ringfeed.sharding.prepare.rare_classes import parse_rare_classes
 from ringfeed.sharding.prepare.screening.bad_records import parse_budget
-from ringfeed.sharding.sources import KINDS
 from ringfeed.tools.argument_types import (
     at_least,
     check_persistent,
@@ -22,7 +21,15 @@ from ringfeed.tools.argument_types import (
     parse_splits,
 )
 
-from .common_arguments import EXIT_CODES, add_command, add_json, add_memory, add_trust_code, add_workers
+from .common_arguments import (
+    EXIT_CODES,
+    add_command,
+    add_json,
+    add_memory,
+    add_source_kind,
+    add_trust_code,
+    add_workers,
+)
 from .prepare_arguments import PREPARE_EPILOG, add_prepare_flags
 
 _BUILD_EPILOG = f"""\
@@ -141,9 +148,7 @@ def add_build(commands: argparse._SubParsersAction[argparse.ArgumentParser], *, 
     command.add_argument(
         "--label", metavar="COL", help="column whose values are the classes (default: one class for all records)"
     )
-    command.add_argument(
-        "--source-kind", choices=("auto", *KINDS), default="auto", help="kind of SRC (default: told by its file names)"
-    )
+    add_source_kind(command, "auto", "told by its file names")
     _add_output(command, split_files=True)
 
 
@@ -152,10 +157,7 @@ def add_append(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     command = add_command(commands, "append", "add records to a dataset, as new shards", _APPEND_EPILOG)
     command.add_argument("src", metavar="SRC", help="records to add: anything that build takes")
     command.add_argument("destination", metavar="DST", help="folder of the dataset")
-    command.add_argument(
-        "--source-kind", choices=("auto", *KINDS), default="auto",
-        help="kind of SRC (default: told by its file names); if it is python, SRC is MODULE:FUNCTION",
-    )  # fmt: skip
+    add_source_kind(command, "auto", "told by its file names", "; if it is python, SRC is MODULE:FUNCTION")
     _add_size(command, "as the existing shards")
     splits = command.add_mutually_exclusive_group()
     splits.add_argument(

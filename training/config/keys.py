@@ -37,7 +37,7 @@ def describe_keys() -> str:
     lines = []
     for name, spec in all_keys():
         default = "required" if is_required(spec) else as_yaml(key_default(spec))
-        lines.append(f"  {name:<28} {spec.metadata['help']} [{default}]")
+        lines.append(f"  {name:<27}  {spec.metadata['help']} [{default}]")
     return "\n".join(lines)
 
 
