@@ -11,7 +11,7 @@ import json
 import re
 import sys
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from fractions import Fraction
 from typing import Any, NoReturn, TypeVar
 
@@ -131,8 +131,18 @@ def refuse_unknown(program: argparse.ArgumentParser, command: str | None, words:
     flags = parser._option_string_actions
     longer = " or ".join(flag for flag in flags if flag.startswith(f"{typed}-")) if typed else ""
     is_config = not typed and "--config" in flags and words[0].endswith((".yaml", ".yml"))
-    close = f"--config {words[0]}" if is_config else longer or closest(typed, flags)
+    close = f"--config {words[0]}" if is_config else longer or _overrides(typed, flags) or closest(typed, flags)
     parser.error(f"unrecognized arguments: {' '.join(words)}" + (f" (did you mean {close}?)" if close else ""))
+
+
+def _overrides(typed: str, flags: Collection[str]) -> str:
+    """How to set the keys of a configuration that a flag is named like, if the command has `--set`."""
+    if not typed or "--set" not in flags:
+        return ""
+    from ringfeed.training.config.keys import all_keys
+
+    wanted = typed.removeprefix("--").replace("-", "_")
+    return " or ".join(f"--set {name}=VALUE" for name, _ in all_keys() if wanted in (name, name.rpartition(".")[2]))
 
 
 class EventParser(CommandParser):

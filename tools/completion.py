@@ -61,8 +61,8 @@ def complete_override(prefix: str, **_: object) -> list[str]:
     """
     from ringfeed.training.config.keys import all_keys
 
-    key, has_value, _ = prefix.partition("=")
-    if not has_value:
+    key, *value = prefix.split("=", 1)
+    if not value:
         return [f"{name}=" for name, _ in all_keys()]
     words = next((field.metadata.get("choices") or () for name, field in all_keys() if name == key), ())
     return [f"{key}={word}" for word in words if re.fullmatch(r"[\w.-]+", word)]

@@ -106,6 +106,7 @@ def test_the_help_of_each_command_begins_with_its_examples_and_wraps(monkeypatch
         ),
         ("ringfeed", ["x"], "there is no command 'x'; the commands are: train, launch, export, predict, "),
         ("ringfeed", ["profile", "d", "--batchsize", "3"], "arguments: --batchsize 3 (did you mean --batch-size?)"),
+        ("ringfeed", ["train", "--batch-size", "3"], "--batch-size 3 (did you mean --set data.batch_size=VALUE?)"),
         ("ringfeed", ["train", "run.yaml"], "unrecognized arguments: run.yaml (did you mean --config run.yaml?)"),
         ("ringfeed", ["train", "--confg", "run.yaml"], "arguments: --confg run.yaml (did you mean --config?)"),
         ("ringfeed", ["train", "--conf", "run.yaml", "--sett=a"], "arguments: --sett=a (did you mean --set?)"),
