@@ -216,6 +216,13 @@ def test_a_search_for_a_name_finds_its_page(site: Path) -> None:
         assert page in [location.partition("?")[0] for location in found[:8]], (query, found[:8])
 
 
+def test_pages_on_a_disk_search_without_a_worker_or_a_request(site: Path) -> None:
+    script, index = ((site / "search" / name).read_text() for name in ("search_index.js", "search_index.json"))
+    assert script == f"var __index = {index}"
+    for path in site.rglob("reference/*.html"):
+        assert 0 < path.read_text().find('site/search.js"') < path.read_text().find("javascripts/bundle."), path.name
+
+
 def test_llms_txt_leads_to_every_page_as_markdown(site: Path) -> None:
     linked = re.findall(r"\]\(([^)]+)\)", (site / "llms.txt").read_text())
     assert {path.relative_to(site).as_posix() for path in site.rglob("*.md")} == set(linked)

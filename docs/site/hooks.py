@@ -13,6 +13,7 @@ from jinja2 import Environment
 from llms import llms_files
 from messages import error_pages
 from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.plugins import event_priority
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
@@ -116,6 +117,13 @@ def on_env(env: Environment, *, config: MkDocsConfig, files: Files) -> None:
         path = Path(config.site_dir, name)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
+
+
+@event_priority(-100)  # after the search has written its index
+def on_post_build(*, config: MkDocsConfig) -> None:
+    """Writes the index of the search as a script, too: a page on a disk may load no other file."""
+    index = Path(config.site_dir, "search", "search_index.json")
+    index.with_suffix(".js").write_text(f"var __index = {index.read_text()}")
 
 
 def title(page: File) -> str:
