@@ -21,16 +21,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
+from parts import cold_files
+
 HERE = Path(__file__).parent
 READERS = ("ringfeed", "TensorFlow", "PyTorch")
 MOST_ACCELERATORS = 64
 MOST_ARRAYS = 2400  # `.npz` files for PyTorch
+MOST_KEPT = 0.05  # of the bytes of cold files, as a reader may keep some mapped
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,37 +178,21 @@ def highest(
 
 def measure(child: subprocess.Popen[str], paths: Sequence[Path], state: str, step_seconds: float) -> dict[str, float]:
     """An epoch with files in the page cache, or with none."""
+    files = list(map(str, paths))
     if state == "cold":
-        forget(paths)
+        cold_files.drop(files, MOST_KEPT)
     else:
-        _read(paths)
+        cold_files.read(files)
     return ask(child, f"{step_seconds}\n")
-
-
-def forget(paths: Sequence[Path]) -> None:
-    """Drop files from the page cache."""
-    for path in paths:
-        with path.open("rb") as file:
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def disk_rate(paths: Sequence[Path]) -> float:
     """Bytes a second of plain reads of files that are not in the page cache."""
-    forget(paths)
+    files = list(map(str, paths))
+    cold_files.drop(files, MOST_KEPT)
     began = time.perf_counter()
-    return _read(paths) / (time.perf_counter() - began)
-
-
-def _read(paths: Sequence[Path]) -> int:
-    def read(path: Path) -> int:
-        space, total = memoryview(bytearray(4 << 20)), 0
-        with path.open("rb", buffering=0) as file:
-            while got := file.readinto(space):
-                total += got
-        return total
-
-    with ThreadPoolExecutor(4) as pool:
-        return sum(pool.map(read, paths))
+    cold_files.read(files)
+    return sum(path.stat().st_size for path in paths) / (time.perf_counter() - began)
 
 
 def ask(child: subprocess.Popen[str], line: str = "") -> dict[str, float]:

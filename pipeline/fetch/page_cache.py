@@ -58,6 +58,18 @@ def read_into_page_cache(
         os.close(descriptor)
 
 
+def is_in_page_cache(path: str, size: int) -> bool:
+    """Whether a local file of this size can be read without waiting; False where that cannot be told."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # does not wait for a FIFO's writer
+    except OSError:
+        return False
+    try:
+        return _is_cached(descriptor, 0, size)
+    finally:
+        os.close(descriptor)
+
+
 def _read_block(descriptor: int, block: memoryview, start: int) -> int:
     """Fill a block from a place in a file, and return how many bytes there were until the end of the file."""
     done = 0

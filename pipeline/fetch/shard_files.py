@@ -11,6 +11,7 @@ import mmap
 import os
 import time
 from collections.abc import Callable, Collection
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 
@@ -32,7 +33,7 @@ from ringfeed.sharding.storage.temporary_folder import temporary_folder
 from ringfeed.sharding.verifying.locate import locate_damage
 
 from .hedged_reads import Hedging, Latencies
-from .page_cache import READ_BYTES, read_into_page_cache
+from .page_cache import READ_BYTES, is_in_page_cache, read_into_page_cache
 from .parquet_ranges import read_blocks
 
 _ATTEMPTS = 2  # each with the retries of the store
@@ -214,7 +215,9 @@ class SourceReader:
             with self._counters.waiting("fetch"):
                 return self._remote.call(read, kind, size, self._storage.locate(path)), False
         if not self._mapped or size <= _SMALL_BYTES:
-            with self._counters.waiting("fetch"):
+            # A thread that reads from memory may wait for Python's lock or a core, but not for a disk.
+            is_here = is_in_page_cache(self._local(path), size)
+            with nullcontext() if is_here else self._counters.waiting("fetch"):
                 return pa.py_buffer(self._storage.read(path)), False
         content = self._storage.map(path, will_need=False)  # refuses special files, which reading would wait for
         read_file = partial(read_into_page_cache, start=0, stop=content.size, check=digest.update)
@@ -222,13 +225,16 @@ class SourceReader:
 
     def _read_ahead(self, path: str, read: Callable[[str], bool | None]) -> bool | None:
         """Bring a mapped file into the page cache by `read_into_page_cache`, and count the wait for the disk."""
-        assert self._storage.local_path is not None
         begun = time.perf_counter()
         with self._storage.errors("read", path):
-            is_kept = read(os.path.join(self._storage.local_path, path))
+            is_kept = read(self._local(path))
         if is_kept is not None:
             self._counters.add("fetch", wait=time.perf_counter() - begun)
         return is_kept
+
+    def _local(self, path: str) -> str:
+        assert self._storage.local_path is not None
+        return os.path.join(self._storage.local_path, path)
 
     def _fetch_part(self, path: str, start: int, stop: int) -> pa.Buffer:
         assert self._remote is not None

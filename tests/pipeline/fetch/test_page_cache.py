@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ringfeed.pipeline import Loader
-from ringfeed.pipeline.fetch.page_cache import READ_BYTES, read_into_page_cache
+from ringfeed.pipeline.fetch.page_cache import READ_BYTES, is_in_page_cache, read_into_page_cache
 from ringfeed.sharding import build
 from ringfeed.sharding.errors import CorruptionError
 from ringfeed.sharding.storage.storage import Storage
@@ -22,11 +22,16 @@ def cold_file(tmp_path: Path) -> str:
     return chilled(path)
 
 
+def let_go(descriptor: int) -> None:
+    """Ask the page cache to drop a file."""
+    os.fsync(descriptor)
+    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+
+
 def chilled(path: Path) -> str:
     """A file that the page cache does not hold, where the file system lets go of it."""
     descriptor = os.open(path, os.O_RDONLY)
-    os.fsync(descriptor)
-    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    let_go(descriptor)
     try:
         os.preadv(descriptor, [bytearray(1)], path.stat().st_size // 2, os.RWF_NOWAIT)
     except BlockingIOError:
@@ -46,6 +51,28 @@ def test_a_cold_file_is_read_once(cold_file: str) -> None:
     assert b"".join(blocks) == Path(cold_file).read_bytes()
     assert read_into_page_cache(cold_file, 0, SIZE, blocks.append) is None
     assert b"".join(blocks) == Path(cold_file).read_bytes()
+
+
+def test_only_small_files_that_are_cold_are_waited_for(cold_file: str, tmp_path: Path) -> None:
+    del cold_file  # skips where files cannot be let go of
+    build(source=[{"x": 1.0}] * 10, destination=str(tmp_path / "d"), split={"train": 1})
+    loader = Loader(str(tmp_path / "d"), batch_size=10)
+    deque(loader.numpy_epoch(0), maxlen=0)
+    assert loader.stats()["fetch"].wait_seconds == 0
+    for path in (tmp_path / "d").rglob("train-*"):
+        with path.open("rb") as file:
+            let_go(file.fileno())  # looking whether it is gone would read it
+    deque(loader.numpy_epoch(0), maxlen=0)
+    assert loader.stats()["fetch"].wait_seconds > 0
+
+
+def test_whether_a_file_is_in_memory_is_told_without_waiting(cold_file: str, tmp_path: Path) -> None:
+    assert not is_in_page_cache(cold_file, SIZE)
+    Path(cold_file).read_bytes()
+    assert is_in_page_cache(cold_file, SIZE)
+    os.mkfifo(tmp_path / "fifo")
+    assert not is_in_page_cache(str(tmp_path / "fifo"), 1)
+    assert not is_in_page_cache(str(tmp_path / "missing"), 1)
 
 
 def test_only_the_range_is_looked_at(cold_file: str) -> None:
