@@ -12,7 +12,7 @@ import numpy as np
 
 _CHUNK_BYTES = 8 << 20  # per crossing into TensorFlow: 4 MiB takes 1.1 times as long, 2 MiB 1.35 (2026-11-21)
 _LARGE_STRINGS = (
-    256  # bytes; `large_record` where a record is strings with a few numbers: 1.2 to 2.0 times as fast (2026-11-28)
+    512  # bytes; `large_record` where a record is strings with a few numbers: 1.3 to 2.0 times as fast (2026-11-28)
 )
 _FEW_NUMBERS = 4  # with 40, locating them takes NumPy 1.4 times as long as decoding chunks
 _LARGE_STEPS = 32  # most steps of addresses in a chunk

@@ -220,8 +220,8 @@ print(len(list(Loader({make_dataset()!r}, batch_size=10).epoch(0))))
 @pytest.mark.parametrize(
     ("record_bytes", "numbers", "ragged", "large"),
     [
-        (256, 4, False, True),
-        (255, 0, False, False),
+        (512, 4, False, True),
+        (511, 0, False, False),
         (1024, 5, False, False),  # many numbers are decoded faster a chunk at a time
         (1024, 0, True, False),
         (4096, 5, True, True),
