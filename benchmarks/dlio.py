@@ -32,7 +32,7 @@ HERE = Path(__file__).parent
 READERS = ("ringfeed", "TensorFlow", "PyTorch")
 MOST_ACCELERATORS = 64
 MOST_ARRAYS = 2400  # `.npz` files for PyTorch
-MOST_KEPT = 0.05  # of the bytes of cold files, as a reader may keep some mapped
+MOST_KEPT = 0.05  # share of a cold dataset's bytes that may stay in memory, because a reader has mapped them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,6 +28,7 @@ GOALS = {"plain read": 0.9, "Loader.numpy_epoch": 0.9}
 GEOMETRIES = [(shard, record) for shard in (16, 256) for record in (1_000, RECORD_BYTES, 10_000_000)]
 """MiB of a shard, and bytes of a record."""
 _GEOMETRY_BYTES = 1 << 30
+_LONG_BYTES = 96_000 * RECORD_BYTES
 
 
 @dataclass(frozen=True)
@@ -121,17 +122,31 @@ def run_geometries(folder: Path, rounds: int) -> list[tuple[str, list[float], fl
     """Ratios of a cold `Loader.epoch` to the plain read, by geometry and streams; prints the processor time of both."""
     results = []
     for shard, record in GEOMETRIES:
-        url, batch = str(folder / "geometry"), max((shard << 20) // record // 2, 1)
-        build(
-            source=large_records(_GEOMETRY_BYTES // record, record),
-            destination=url, label="label", shard_size=shard << 20, split={"train": 1}, overwrite=True,
-        )  # fmt: skip
-        files = sorted(str(path) for path in Path(url).glob("*.tfrecord"))
-        loaders = [Loader(url, batch_size=batch, seed=1, streams=streams) for streams in (1, None)]
-        for loader in loaders if loaders[1].streams > 1 else loaders[:1]:
-            ratios = [ratio for epoch in range(rounds + 1) if (ratio := _cold_ratio(files, loader, epoch)) and epoch]
-            what = f"{shard} MiB a shard, {record:,} bytes a record, batches of {batch}, streams: {loader.streams}"
-            results.append((f"cold epoch against a plain read, {what}", ratios, 0.9))
+        batch = max((shard << 20) // record // 2, 1)
+        results += _cold_ratios(folder, rounds, shard, record, batch, _GEOMETRY_BYTES)
+    return results
+
+
+def run_long(folder: Path, rounds: int) -> list[tuple[str, list[float], float]]:
+    """Ratios of a cold `Loader.epoch` of 11 GB to the plain read, with one stream and with many."""
+    return _cold_ratios(folder, rounds, 64, RECORD_BYTES, BATCH, _LONG_BYTES)
+
+
+def _cold_ratios(
+    folder: Path, rounds: int, shard: int, record: int, batch: int, size: int
+) -> list[tuple[str, list[float], float]]:
+    """Ratios for `size` bytes of records of `record` bytes, in shards of `shard` MiB."""
+    url, results = str(folder / "cold"), []
+    build(
+        source=large_records(size // record, record),
+        destination=url, label="label", shard_size=shard << 20, split={"train": 1}, overwrite=True,
+    )  # fmt: skip
+    files = sorted(str(path) for path in Path(url).glob("*.tfrecord"))
+    loaders = [Loader(url, batch_size=batch, seed=1, streams=streams) for streams in (1, None)]
+    for loader in loaders if loaders[1].streams > 1 else loaders[:1]:
+        ratios = [ratio for epoch in range(rounds + 1) if (ratio := _cold_ratio(files, loader, epoch)) and epoch]
+        what = f"{shard} MiB a shard, {record:,} bytes a record, batches of {batch}, streams: {loader.streams}"
+        results.append((f"cold epoch against a plain read, {what}", ratios, 0.9))
     return results
 
 

@@ -27,7 +27,7 @@ SHARD_MIB = 32  # each is put together in memory; so many of them as there is da
 FACTORS = (1, 4, 16)
 _GROUP_ROWS, _GROUPS = 1 << 16, 16  # of 1 x: 1 M rows of 32 float32, 136 MiB
 _WIDTH, _CLASSES = 32, 10
-LOADER_SHARD_MIB, STREAMS, PREFETCH_MIB = 8, 4, 16  # the last is that of `Loader.numpy_epoch`
+LOADER_SHARD_MIB, STREAMS, PREFETCH_MIB = 8, 4, 16  # `Loader.numpy_epoch` prefetches 16 MiB by default
 _READ = """
 import sys
 from ringfeed.pipeline import Loader
@@ -92,10 +92,10 @@ def peak_mib(command: Sequence[str | Path]) -> tuple[float, float]:
 
 
 def run_loader(folder: Path, rounds: int) -> list[tuple[str, list[float], float]]:
-    """Ratios of what is allowed to the most that was taken: at least 1, and alike for each size of data.
+    """Ratios of allowed to peak memory: at least 1, and alike for each size of data.
 
-    What is allowed is what a process takes that has opened the dataset and read nothing, and for each stream three
-    windows (one open, one ahead, one being let go), as file and as columns, and what is prefetched twice.
+    A process may take what it takes after opening the dataset, before it reads. Beyond that, each stream may hold three
+    windows (one open, one ahead, one being let go) as file and as columns, and the prefetched batches count twice.
     """
     lines = []
     for factor in FACTORS:

@@ -58,6 +58,7 @@ BENCHMARKS = {
     "decode-images": Benchmark("image_decoding:run", "random crops of JPEGs"),
     "large-records": Benchmark("large_records:run", "batches of large records"),
     "next-epoch": Benchmark("epoch_start:run", "the first batch of the next epoch"),
+    "long-epochs": Benchmark("large_records:run_long", "cold epochs of 11 GB", "writes 11 GB"),
     "geometries": Benchmark("large_records:run_geometries", "cold shards and records of many sizes"),
     "memory": Benchmark("memory:run", "peak memory of a build"),
     "loader-memory": Benchmark("memory:run_loader", "peak memory of an epoch"),

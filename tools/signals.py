@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from math import inf
-from threading import Lock, Thread, current_thread, main_thread
+from threading import Lock, Thread, Timer, current_thread, main_thread
 from time import monotonic
 from types import FrameType
 from typing import Any, NoReturn
@@ -24,6 +24,7 @@ INTERRUPTED = 130  # exit status
 _STATUSES = {signal.SIGINT: INTERRUPTED, signal.SIGTERM: 143, signal.SIGHUP: 129}
 _STOPPED = 0  # the number of no signal
 _GRACE_SECONDS = 2.0
+_AGAIN_SECONDS = 0.01
 _SHOW_CURSOR = b"\x1b[?25h\n"  # a progress bar hides it, and is left without a newline
 
 
@@ -40,13 +41,17 @@ class _HungUp(Terminated):
 
 
 _TERMINATIONS = {signal.SIGTERM: Terminated, signal.SIGHUP: _HungUp}
+_SIGNALS: dict[type[BaseException], signal.Signals] = {
+    KeyboardInterrupt: signal.SIGINT, Terminated: signal.SIGTERM, _HungUp: signal.SIGHUP,
+}  # fmt: skip
 
 
 @contextmanager
 def raise_on_termination() -> Iterator[None]:
     """Raise `Terminated` on SIGTERM and SIGHUP in the body, so that a build cleans up as after Ctrl-C.
 
-    A signal that the process was started to ignore, as `nohup` does with SIGHUP, stays ignored.
+    A signal that the process was started to ignore, as `nohup` does with SIGHUP, stays ignored. Python drops an
+    exception of a callback, such as those with which it imports modules: a signal that is lost so is sent again.
     """
 
     def stop(signum: int, frame: FrameType | None) -> NoReturn:
@@ -57,9 +62,20 @@ def raise_on_termination() -> Iterator[None]:
         return
     handled = [number for number in _TERMINATIONS if signal.getsignal(number) is not signal.SIG_IGN]
     previous = {number: signal.signal(number, stop) for number in handled}
+    report = sys.unraisablehook
+
+    def send_again(lost: sys.UnraisableHookArgs) -> None:
+        number = _SIGNALS.get(lost.exc_type)
+        if number is None:
+            report(lost)
+        else:  # not at once: the handler would raise in this hook
+            Timer(_AGAIN_SECONDS, os.kill, (os.getpid(), number)).start()
+
+    sys.unraisablehook = send_again
     try:
         yield
     finally:
+        sys.unraisablehook = report
         for number, handler in previous.items():
             signal.signal(number, handler)
 

@@ -3,9 +3,9 @@
     dlio_reader.py OVERRIDE...
 
 The arguments override DLIO's configuration. With `workflow.generate_data` it writes DLIO's files and ends. Otherwise,
-for each line of its input, the seconds of a step, it makes an epoch of DLIO's own training loop, and prints what DLIO
-computes, the accelerator utilisation in percent and the samples a second, the processor time of the epoch, that of
-its workers included, and the epoch that the data loader reads next.
+it reads the seconds of a step from each line of its input, and makes an epoch of DLIO's own training loop. Then it
+prints the accelerator utilisation in percent and the samples a second, as DLIO computes them, the processor time of the
+epoch with its workers, and the epoch that the data loader reads next.
 """
 
 from __future__ import annotations

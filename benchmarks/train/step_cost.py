@@ -165,9 +165,9 @@ def _input_wait(url: str) -> tuple[str, list[float], float]:
 
 
 def run_start(folder: Path, rounds: int) -> list[tuple[str, list[float], float]]:
-    """The CPU time of `import tensorflow` over that of a run of `ringfeed train` to the end of its first step, in turn.
+    """Ratio of two CPU times, measured in turn: `import tensorflow`, and `ringfeed train` to the end of its first step.
 
-    Of each, the whole process counts, with its end.
+    Both count the whole process, with its end.
     """
     config = replace(configuration(write_dataset(folder), "adam", HIDDEN["two layers"]), max_steps=1)
     file = folder / "start.yaml"

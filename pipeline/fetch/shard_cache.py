@@ -11,7 +11,7 @@ import os
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
@@ -23,7 +23,6 @@ from ringfeed.sharding.common.checksums import Checksum, checksum
 from ringfeed.sharding.common.fork_safe_locks import renew_lock_in_forks
 from ringfeed.sharding.common.validation import integer
 from ringfeed.sharding.errors import ConfigError, StorageError
-from ringfeed.sharding.storage.atomic_files import write_pieces
 from ringfeed.sharding.storage.client_errors import IncompleteError
 from ringfeed.sharding.storage.location import Location
 
@@ -32,6 +31,7 @@ from .disk_cache import DISK_FULL, CacheFolder, CacheKey
 _logger = logging.getLogger(__name__)
 _MEMORY_BYTES = 1 << 30
 _BLOCK_BYTES = 4 << 20
+_PIECES_A_CALL = 1024  # IOV_MAX of Linux and macOS
 _WAIT_SECONDS = 60.0  # for a shard that another process fetches; a failing store is given up after as long
 
 Fetch = Callable[[], pa.Buffer]
@@ -318,3 +318,20 @@ def open_cache(cache: str | os.PathLike[str] | ShardCache | None, limit_bytes: i
 
 def _checked_limit(limit_bytes: int) -> int:
     return integer("limit_bytes of a cache", limit_bytes, 1)
+
+
+def write_pieces(descriptor: int, pieces: Sequence[Any]) -> None:
+    """Write pieces without copying them, many per system call."""
+    views = list(pieces)
+    start = 0
+    while start < len(views):
+        some = views[start : start + _PIECES_A_CALL]
+        count = os.writev(descriptor, some)
+        if count == sum(map(len, some)):
+            start += len(some)
+            continue
+        while start < len(views) and count >= len(views[start]):
+            count -= len(views[start])
+            start += 1
+        if count:
+            views[start] = memoryview(views[start])[count:]

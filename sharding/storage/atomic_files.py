@@ -13,7 +13,7 @@ import re
 import secrets
 import stat
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, Protocol, TypeAlias, TypeVar
@@ -28,7 +28,6 @@ T = TypeVar("T")
 
 _ATTEMPTS = 20  # to create a file in a folder that others remove
 _SEND_BYTES = 8 << 20  # enough to keep a disk busy
-_PIECES_A_CALL = 1024  # IOV_MAX of Linux and macOS
 _DESCRIPTORS = "/proc/self/fd"  # paths of this process's open files
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
 _DRAFT_NAMES = re.compile(r"((?:.+/)?)\.([^/]+)\.[0-9a-f]{8}\.part")  # groups: the folder, the name of the file
@@ -178,23 +177,6 @@ class LocalDraft:
                 file.write(self._draft.read_bytes())
                 file.flush()
                 os.fsync(file.fileno())
-
-
-def write_pieces(descriptor: int, pieces: Sequence[Bytes]) -> None:
-    """Write pieces without copying them, many per system call."""
-    views = list(pieces)
-    start = 0
-    while start < len(views):
-        some = views[start : start + _PIECES_A_CALL]
-        count = os.writev(descriptor, some)
-        if count == sum(map(len, some)):
-            start += len(some)
-            continue
-        while start < len(views) and count >= len(views[start]):
-            count -= len(views[start])
-            start += 1
-        if count:
-            views[start] = memoryview(views[start])[count:]
 
 
 class RemoteDraft:

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import weakref
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -59,6 +60,43 @@ def test_an_interrupt_while_workers_start_is_one_line(source: str, tmp_path: Pat
         events = [json.loads(line) for line in process.communicate(timeout=280)[1].splitlines()]
     assert process.returncode in (0, 130)
     assert events[-1]["event"] == ("interrupted" if process.returncode else "progress")
+
+
+@pytest.mark.parametrize(
+    ("sig", "kind"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, Terminated), (signal.SIGHUP, Terminated)]
+)
+def test_a_signal_that_a_callback_loses_comes_again(
+    sig: signal.Signals, kind: type[BaseException], capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Python's import has such callbacks, and prints what they raise."""
+    before = sys.unraisablehook
+
+    class Module:
+        pass
+
+    def lose_a_signal() -> None:
+        with raise_on_termination():
+            module = Module()
+            reference = weakref.ref(module, lambda _: signal.raise_signal(sig))
+            del module  # calls the callback, whose exception is dropped
+            assert reference() is None
+            time.sleep(60)
+
+    with pytest.raises(kind):
+        lose_a_signal()
+    assert sys.unraisablehook is before
+    assert capfd.readouterr().err == ""
+
+
+def test_what_a_callback_raises_otherwise_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    reported: list[str] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda lost: reported.append(repr(lost.exc_value)))
+    with raise_on_termination():
+        module = type("Module", (), {})()
+        reference = weakref.ref(module, lambda _: 1 // 0)
+        del module
+        assert reference() is None
+    assert reported == ["ZeroDivisionError('integer division or modulo by zero')"]
 
 
 def test_a_signal_ends_a_program_whose_terminal_is_gone() -> None:

@@ -229,9 +229,9 @@ def short(rate: float) -> str:
 
 def counts(
     cells: npt.NDArray[Any], rows: Sequence[str], columns: Sequence[str], title: str, x_label: str, y_label: str, *,
-    darkest: float | None = None, is_confusion: bool = False, in_page: bool = False,
+    darkest: float | None = None, is_confusion: bool = False,
 ) -> Plot:  # fmt: skip
-    """Draw counts as a table of shaded cells with numbers.
+    """Draw counts as a table of shaded cells with numbers, for a page.
 
     Args:
         cells: [rows, columns], the counts.
@@ -240,9 +240,8 @@ def counts(
         title, x_label, y_label: what there is to see, and of what.
         darkest: the count of the darkest shade; None: the largest.
         is_confusion: cells off the diagonal are errors, which have a colour of their own, and their own darkest count.
-        in_page: see `Drawing`.
     """
-    drawing = Drawing(0.27 * len(rows) + 0.75, in_page=in_page)
+    drawing = Drawing(0.27 * len(rows) + 0.75, in_page=True)
     axes, (rows_of, columns_of) = drawing.axes, np.indices(cells.shape)
     errors = is_confusion & (rows_of != columns_of)
     tops = [max(float(cells[errors == part].max(initial=0)), 1.0) for part in (False, True)]

@@ -240,7 +240,7 @@ def _digits_balance(dataset: BuiltDataset) -> str:
     columns = [f"{split.name[:2]}{n}" for split in dataset.balance for n in range(len(split.shard_records))]
     plot = counts(
         images, [str(name) for name in dataset.classes], columns, "Digits: images of each class in each shard",
-        "shard (tr: train, te: test)", "class", darkest=2.5 * float(images.max()), in_page=True,
+        "shard (tr: train, te: test)", "class", darkest=2.5 * float(images.max()),
     )  # fmt: skip
     return plot.themed(f"Every class has {images.min()} to {images.max()} images in each shard.")
 
@@ -305,7 +305,7 @@ def _confusion_chart(metrics: Mapping[str, Any]) -> str:
     final, classes = metrics["final"], metrics["classes"]
     plot = counts(
         np.asarray(final["confusion"]), classes, classes, "Digits: confusion matrix of the test split",
-        "predicted class", "true class", is_confusion=True, in_page=True,
+        "predicted class", "true class", is_confusion=True,
     )  # fmt: skip
     return plot.themed(f"{final['accuracy']:.2%} of {final['samples']} images lie on the diagonal.")
 

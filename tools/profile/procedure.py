@@ -66,11 +66,7 @@ def investigate(loader: Loader, workload: Workload | None, url: str, request: Re
     import tensorflow  # noqa: F401  # before the clock starts
 
     clock, budget = LoadClock(), _budget(loader, workload, request)
-    store = None
-    if loader.arguments["url"].local_path is None:
-        request.report("the store")
-        with budget.part("store") as seconds:
-            store = try_store_of(loader, seconds)
+    store = _try_store(loader, budget, request)
     request.report("the loader")
     with budget.part("loader") as seconds:
         trial = try_loader(loader, seconds, steps=request.steps, progress=request.progress)
@@ -109,6 +105,15 @@ def investigate(loader: Loader, workload: Workload | None, url: str, request: Re
         tried=tried, inside=inside, queue_depths=trial.depths, other_load=clock.other_load(),
         own_share=trial.own_seconds / reading_seconds, loader_rate=figures.loader,
     )  # fmt: skip
+
+
+def _try_store(loader: Loader, budget: Budget, request: Request) -> StoreTrial | None:
+    """What a remote store gives without the loader; None of a local one, or where it reads no parts of files."""
+    if loader.arguments["url"].local_path is not None:
+        return None
+    request.report("the store")
+    with budget.part("store") as seconds:
+        return try_store_of(loader, seconds)
 
 
 def _look_inside(workload: Workload, request: Request) -> StepInside | None:

@@ -52,25 +52,29 @@ def check_dialect(path: str, block: Block, header: bytes, dialect: CsvDialect, *
         return
     records = _records(text, separator or delimiter)
     columns = [pa.array(column, pa.string()) for column in zip_longest(*records[1:])]
-    found, wanted = list[str](), dict[str, str]()  # what is otherwise; flags that say so, with their values
+    differences, values = (
+        list[str](),
+        dict[str, str](),
+    )  # what is unlike the dialect, in words; and what flags should say
     if separator:
-        wanted["--delimiter"] = "tab" if separator == "\t" else separator
+        values["--delimiter"] = "tab" if separator == "\t" else separator
     if "," not in (dialect.decimal, separator or delimiter) and any(map(has_decimal_commas, columns)):
-        wanted["--decimal"] = ","
-        found.append("numbers seem to have a decimal comma")
+        values["--decimal"] = ","
+        differences.append("numbers seem to have a decimal comma")
     if bad is not None:
-        wanted["--encoding"] = encoding
-        found.append(f"{bad.place}, {bad.reason}")
-    add = " ".join(f"{flag} {value if flag == '--decimal' else _shown(value)}" for flag, value in wanted.items())
+        values["--encoding"] = encoding
+        differences.append(f"{bad.place}, {bad.reason}")
+    add = " ".join(f"{flag} {value if flag == '--decimal' else _shown(value)}" for flag, value in values.items())
     if separator and dialect.header == "auto" and holds_only_numbers(records[0], commas=separator != ","):
-        wanted["--header"] = "none"
+        values["--header"] = "none"
         add += f", and --header none if {'it' if separator == 'spaces' else 'the first line, of numbers,'} is a record"
-    flags, also = tuple(word for pair in wanted.items() for word in pair), "".join(f", and {text}" for text in found)
+    flags = tuple(word for pair in values.items() for word in pair)
+    also = "".join(f", and {text}" for text in differences)
     if separator == "spaces":
         raise SourceError(f"{path}: its first line holds numbers separated by spaces{also}; add {add}", flags)
     if separator:
         raise SourceError(f"{path}: the fields seem to be separated by {separator!r}{also}; if so, add {add}", flags)
-    decimal = " --decimal , (numbers seem to have a decimal comma)" if "--decimal" in wanted else ""
+    decimal = " --decimal , (numbers seem to have a decimal comma)" if "--decimal" in values else ""
     raise SourceError(f"{bad}{decimal}, or {SKIP_REMEDY}", flags)
 
 

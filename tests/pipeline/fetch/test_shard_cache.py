@@ -28,6 +28,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 from ringfeed.pipeline import Cache, Loader, MemoryCache
 from ringfeed.pipeline.fetch import disk_cache, shard_cache
 from ringfeed.pipeline.fetch.disk_cache import STATE_NAME, CacheFolder, CacheKey
+from ringfeed.pipeline.fetch.shard_cache import write_pieces
 from ringfeed.pipeline.metrics.stage_counters import Counters
 from ringfeed.sharding import ConfigError, CorruptionError, StorageError
 from ringfeed.sharding.common.checksums import checksum
@@ -685,3 +686,12 @@ def test_a_fifo_planted_for_an_entry_does_not_block(tmp_path: Path) -> None:
     os.mkfifo(folder / key_of(data).file)
     assert fetch_from(Cache(folder), data)[1]
     assert not fetch_from(Cache(folder), data)[1]
+
+
+def test_pieces_beyond_the_limit_of_one_system_call_arrive_in_order(tmp_path: Path) -> None:
+    pieces = [bytes([i % 251]) * (i % 7) for i in range(3000)]
+    with open(tmp_path / "a", "wb", buffering=0) as file:
+        write_pieces(file.fileno(), [b"first", *pieces])
+        write_pieces(file.fileno(), [b"last"])
+        assert file.tell() == len(b"".join(pieces)) + 9
+    assert (tmp_path / "a").read_bytes() == b"first" + b"".join(pieces) + b"last"

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from ringfeed.sharding import ConfigError, StorageError
-from ringfeed.sharding.storage.atomic_files import create_in_folder, write_pieces
+from ringfeed.sharding.storage.atomic_files import create_in_folder
 from ringfeed.sharding.storage.retry import RetryPolicy
 from ringfeed.sharding.storage.storage import Storage
 from ringfeed.sharding.url_secrets import public_url
@@ -430,12 +430,3 @@ def test_a_file_is_created_although_another_process_removes_its_folder_while_it_
 
     assert create_in_folder(folder, create) == 1
     assert len(removed) == 3
-
-
-def test_pieces_beyond_the_limit_of_one_system_call_arrive_in_order(tmp_path: Path) -> None:
-    pieces = [bytes([i % 251]) * (i % 7) for i in range(3000)]
-    with open(tmp_path / "a", "wb", buffering=0) as file:
-        write_pieces(file.fileno(), [b"first", *pieces])
-        write_pieces(file.fileno(), [b"last"])
-        assert file.tell() == len(b"".join(pieces)) + 9
-    assert (tmp_path / "a").read_bytes() == b"first" + b"".join(pieces) + b"last"

@@ -205,7 +205,7 @@ def test_charts_take_their_colours_from_the_page() -> None:
 
 def test_cells_of_a_heat_map_take_colour_and_ink_from_the_page_and_set_errors_apart() -> None:
     cells_of = np.array([[40, 2], [0, 20]])
-    chart = counts(cells_of, ["a", "b"], ["a", "b"], "T", "x", "y", is_confusion=True, in_page=True).themed("D")
+    chart = counts(cells_of, ["a", "b"], ["a", "b"], "T", "x", "y", is_confusion=True).themed("D")
     cells = re.findall(r'style="fill: (\S+);(?: fill-opacity: (\S+);)? stroke: var\(--page\)', chart)
     first, second = "var(--series-1)", "var(--series-2)"
     assert cells == [(first, "0.55"), (second, "0.55"), ("none", ""), (first, "0.325")]
